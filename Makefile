@@ -1,0 +1,40 @@
+# Two commands matter: `make demo` and `make test`. Each sets everything up on its own.
+PYTHON ?= python3.11
+VENV ?= .venv
+TORCH ?= torch==2.13.0
+SEED ?= 0
+BIN = $(VENV)/bin
+export TOKENIZERS_PARALLELISM = false
+
+.PHONY: install demo test test-all bench lint clean
+
+install: $(VENV)/installed
+
+$(VENV)/installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check "$(TORCH)"
+	$(BIN)/pip install --quiet --disable-pip-version-check -e .
+	touch $@
+
+$(VENV)/installed-dev: $(VENV)/installed
+	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[dev]"
+	touch $@
+
+demo: $(VENV)/installed
+	$(BIN)/python -m cothink.demo --seed $(SEED)
+
+test: $(VENV)/installed-dev
+	$(BIN)/ruff check src tests && $(BIN)/ruff format --check src tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+test-all: $(VENV)/installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "slow or not slow"
+
+bench: $(VENV)/installed-dev
+	for file in bench/*.py; do $(BIN)/python $$file || exit 1; done
+
+lint: $(VENV)/installed-dev
+	$(BIN)/ruff check src tests bench && $(BIN)/ruff format --check src tests bench && $(BIN)/pyright --pythonpath $(BIN)/python
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis

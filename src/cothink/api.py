@@ -1,0 +1,204 @@
+"""The Python front door: `run` a recipe, `evaluate` and `load_team` a trained team. The command line calls the same code."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from cothink.recipe import RL, Evaluate, Recipe
+from cothink.record import Run, RunError, last_checkpoint
+from cothink.types import Task, Turn
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """Where a run lies and what its evaluations found, by label."""
+
+    folder: Path
+    results: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Solution:
+    """A team's answer to one question: the final text, the answer read out of it (None: none found), and all turns.
+
+    A solution can be awaited too, which gives the solution itself.
+    """
+
+    text: str
+    answer: str | None
+    turns: tuple[Turn, ...]
+    finish: str
+
+    def __str__(self) -> str:
+        return self.answer if self.answer is not None else self.text
+
+    def __await__(self) -> Generator[None, None, Solution]:
+        return self
+        yield  # makes this a generator: awaiting ends at once
+
+
+def run(
+    recipe: str | Path | Mapping[str, Any] | Recipe,
+    overrides: Sequence[str] = (),
+    *,
+    out: str | Path | None = None,
+    console: Any = None,
+    **values: Any,
+) -> RunResult:
+    """Runs a recipe, or resumes it where its run folder stands.
+
+    `overrides` are dotted (`stages.1.steps=5`); keyword `values` override top-level keys (`seed=7`). `out` is the run
+    folder (default: the recipe's `output/name`). Raises RecipeError before any model loads.
+    """
+    if isinstance(recipe, Recipe):
+        if overrides or values:
+            raise TypeError("run: overrides need a path or mapping; this recipe is resolved already")
+        loaded = recipe
+    else:
+        loaded = Recipe.load(recipe, [*overrides, *(f"{k}={_plain(v)}" for k, v in values.items())])
+    folder = Path(out) if out is not None else Path(loaded.output) / loaded.name
+    return run_sync(_run(loaded, folder, console))
+
+
+def _plain(value: Any) -> str:
+    import json
+
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+async def _run(recipe: Recipe, folder: Path, console: Any) -> RunResult:
+    from cothink.session import assemble
+    from cothink.stages.evaluate import evaluate as evaluate_stage
+    from cothink.stages.rl import rl
+
+    record = Run(folder, recipe.to_yaml(), recipe.seed)
+    try:
+        if record.state.get("stage", 0) >= len(recipe.stages):
+            return RunResult(folder, record.results)
+        session = assemble(recipe)
+        session.run, session.console = record, console
+        _report_skipped(session)
+        place = last_checkpoint(folder)
+        if place is not None:
+            for policy in session.policies.values():
+                policy.load(place, place / "training")
+            session.say(f"resuming {folder} at stage {record.state['stage']}, step {record.state['step']}")
+        for index, stage in enumerate(recipe.stages):
+            if index < record.state.get("stage", 0):
+                continue
+            if isinstance(stage, RL):
+                await rl(session, stage, index)
+            else:
+                await evaluate_stage(session, stage, index)
+            record.finish_stage(index)
+        return RunResult(folder, record.results)
+    finally:
+        record.close()
+
+
+def _report_skipped(session: Any) -> None:
+    """One line per task set that left rows out: they are never dropped in silence."""
+    for name, tasks in session.tasks.items():
+        report = getattr(tasks, "report", None)
+        if callable(report) and getattr(tasks, "skipped", ()):
+            session.say(f"tasks.{name}: {report()}")
+
+
+class LoadedTeam:
+    """A team ready to answer questions, from a run folder or a recipe."""
+
+    def __init__(self, session: Any, seed: int = 0):
+        self.session, self._seed, self._asked = session, seed, 0
+
+    def solve(self, question: str) -> Solution:
+        """The team's answer; works in a script and inside a running event loop, which it blocks (see `asolve`)."""
+        return run_sync(self.asolve(question))
+
+    async def asolve(self, question: str) -> Solution:
+        """The team's answer without blocking the event loop."""
+        from cothink.team import Job, play, stable_seed
+        from cothink.verify import extract
+
+        if not question.strip():
+            raise ValueError("solve: the question is empty")
+        self._asked += 1
+        job = Job(Task("question", question, ""), "question", stable_seed(self._seed, question, self._asked))
+        s = self.session
+        played = await play([job], s.workflow, s.roles, s.engines, deadline=s.recipe.team.deadline)
+        if not played.episodes:
+            raise RunError(f"the team did not answer: {played.failures[0].kind}: {played.failures[0].message}")
+        (episode,) = played.episodes
+        return Solution(
+            episode.finish.text, extract(episode.finish.text), episode.turns, episode.finish.reason
+        )  # fmt: skip
+
+
+def load_team(source: str | Path | Mapping[str, Any], *, seed: int = 0) -> LoadedTeam:
+    """The trained team of a run folder, or the untrained team of a recipe."""
+    from cothink.session import assemble
+
+    recipe, weights = _recipe_and_weights(source)
+    return LoadedTeam(assemble(recipe, weights, with_tasks=False), seed)
+
+
+def evaluate(
+    source: str | Path | Mapping[str, Any],
+    *,
+    on: str = "test",
+    limit: int | None = None,
+    temperature: float | None = None,
+    seed: int | None = None,
+    console: Any = None,
+) -> dict[str, Any]:
+    """Accuracy of a run's trained team (or a recipe's untrained one) on one of its task sets; records nothing."""
+    from cothink.session import assemble
+    from cothink.stages.evaluate import evaluate as evaluate_stage
+
+    recipe, weights = _recipe_and_weights(source)
+    stage = Evaluate(kind="evaluate", on=on, limit=limit, temperature=temperature, seed=seed, label=f"evaluate {on}")
+    if on not in recipe.tasks:
+        raise RunError(f"the recipe has no task set {on!r}; it has {', '.join(recipe.tasks)}")
+    session = assemble(recipe.model_copy(update={"stages": (stage,)}), weights)
+    session.console = console
+    return run_sync(evaluate_stage(session, stage, 0))
+
+
+def _recipe_and_weights(source: str | Path | Mapping[str, Any]) -> tuple[Recipe, Path | None]:
+    if isinstance(source, Mapping):
+        return Recipe.load(source), None
+    path = Path(source)
+    if not path.is_dir():
+        return Recipe.load(path), None
+    if not (path / "recipe.yaml").exists():
+        raise RunError(f"{path} is not a run folder: it has no recipe.yaml. Name a folder that `cothink run` wrote")
+    return Recipe.load(path / "recipe.yaml"), last_checkpoint(path)
+
+
+def run_sync(work: Coroutine[Any, Any, T]) -> T:
+    """Runs a coroutine to its end, inside a running event loop too (a notebook): there on a thread of its own."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(work)
+    found: list[Any] = []
+
+    def target() -> None:
+        try:
+            found.append((True, asyncio.run(work)))
+        except BaseException as error:
+            found.append((False, error))
+
+    thread = threading.Thread(target=target, name="cothink")
+    thread.start()
+    thread.join()
+    done, value = found[0]
+    if not done:
+        raise value
+    return value

@@ -1,0 +1,198 @@
+"""The command line: thin, and everything heavy is imported by the command that needs it.
+
+Exit codes: 0 done, 1 a run that failed, 2 a recipe or command line that cannot run, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+# Plain help: drawing boxes would cost a quarter of the time --help may take.
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="Train, measure and serve teams of language-model agents that reason together.",
+)
+
+RecipeFile = Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe file (YAML).")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[OVERRIDES]...", help="Such as stages.1.steps=5; ~stages.1.kl_stop removes a key."),
+]
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
+
+
+@app.command()
+def run(
+    recipe: RecipeFile,
+    overrides: Overrides = None,
+    out: Annotated[Path | None, typer.Option(help="The run folder; an unfinished run there is resumed.")] = None,
+) -> None:
+    """Run a recipe, or resume it."""
+    from cothink.recipe import Recipe
+
+    loaded = Recipe.load(recipe, overrides or ())
+    from cothink import api
+
+    typer.echo(f"done: {api.run(loaded, out=out)}")
+
+
+@app.command()
+def check(recipe: RecipeFile, overrides: Overrides = None) -> None:
+    """Say in words what a recipe would do, without loading a model."""
+    from cothink import preview
+    from cothink.recipe import Recipe
+
+    for line in preview.lines(Recipe.load(recipe, overrides or ())):
+        typer.echo(line)
+    typer.echo("ok")
+
+
+@app.command()
+def evaluate(
+    run: RunFolder,
+    on: Annotated[str, typer.Option(help="A data set of the run's recipe.")] = "test",
+    limit: Annotated[int | None, typer.Option(min=1, help="How many rows.")] = None,
+) -> None:
+    """Measure a trained team on a data set."""
+    from cothink import api
+
+    typer.echo(api.evaluate(run, on=on, limit=limit))
+
+
+@app.command()
+def solve(
+    question: Annotated[str, typer.Argument(metavar="QUESTION")],
+    team: Annotated[Path, typer.Option(metavar="RUN", help="A run folder.")],
+) -> None:
+    """Let a trained team answer one question."""
+    from cothink import api
+
+    typer.echo(api.load_team(team).solve(question))
+
+
+@app.command()
+def models(
+    action: Annotated[str, typer.Argument(metavar="[list|fetch]")] = "list",
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="With fetch: which model.")] = None,
+) -> None:
+    """List the models a recipe can name, or fetch one."""
+    from cothink import models as known
+
+    if action == "fetch" and name:
+        typer.echo(known.fetch(name))
+    elif action == "list" and name is None:
+        for model in known.available():
+            typer.echo(f"{model.name:18} {model.what}{'' if model.ready else ' (not here yet)'}  {model.note}".rstrip())
+    else:
+        raise typer.BadParameter("write `cothink models`, or `cothink models fetch NAME`")
+
+
+@app.command()
+def new(
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="workflow, reward, estimator, loss, tasks or engine.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The new module, in the current folder.")],
+) -> None:
+    """Write a skeleton of your own part, with the test that it keeps the rules."""
+    from cothink import scaffold
+
+    try:
+        made = scaffold.new(kind, name, Path.cwd())
+    except (ValueError, FileExistsError) as error:
+        raise typer.BadParameter(str(error)) from None
+    for path in made.files:
+        typer.echo(f"wrote {path.name}")
+    typer.echo(f"in a recipe: {made.usage}\ntest it:     python -m pytest {made.files[-1].name}")
+
+
+@app.command()
+def env() -> None:
+    """Print what a bug report needs: versions and hardware."""
+    import os
+    import platform
+    from importlib.metadata import PackageNotFoundError, version
+
+    from cothink import __version__
+
+    typer.echo(f"cothink {__version__}\npython {platform.python_version()}\nplatform {platform.platform()}")
+    for package in ("torch", "transformers", "peft", "trl", "accelerate", "vllm", "pydantic", "math-verify"):
+        try:
+            typer.echo(f"{package} {version(package)}")
+        except PackageNotFoundError:
+            typer.echo(f"{package} not installed")
+    typer.echo(f"cpus {os.cpu_count()}")
+    import torch
+
+    devices = [torch.cuda.get_device_name(k) for k in range(torch.cuda.device_count())]
+    typer.echo(f"gpus {', '.join(devices) or 'none'}")
+
+
+@app.command()
+def verify(
+    gold: Annotated[str | None, typer.Option(help="The right answer.")] = None,
+    text: Annotated[str | None, typer.Option(help="The text to grade.")] = None,
+    kind: Annotated[str, typer.Option(help="math, number, letter or text.")] = "math",
+    file: Annotated[Path | None, typer.Option(help="JSON lines {kind, gold, text}.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where the verdicts go, one line for each row.")] = None,
+) -> None:
+    """Grade an answer (--gold and --text), or a file of them (--file and --out)."""
+    from cothink import verify as grading
+
+    one, many = (gold is not None, text is not None), (file is not None, out is not None)
+    if all(one) and not any(many):
+        import dataclasses
+        import json
+
+        typer.echo(json.dumps(dataclasses.asdict(grading.grade(kind, str(gold), str(text)))))
+    elif all(many) and not any(one):
+        if not Path(str(file)).is_file():
+            raise typer.BadParameter(f"--file {file}: no such file")
+        counts = grading.grade_file(str(file), str(out))
+        typer.echo(", ".join(f"{count} {verdict}" for verdict, count in counts.items()))
+    else:
+        raise typer.BadParameter("write --gold G --text T, or --file IN.jsonl --out OUT.jsonl")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The console script: runs a command and turns what went wrong into an exit code."""
+    try:
+        code = app(arguments, standalone_mode=False) or 0
+    except KeyboardInterrupt:
+        _leave(130, "interrupted")
+    except Exception as error:
+        _leave(*_outcome(error))
+    else:
+        raise SystemExit(code if isinstance(code, int) else 0)
+
+
+def _outcome(error: Exception) -> tuple[int, str]:
+    """Exit code and message of an error; unexpected ones show where they happened."""
+    import traceback
+
+    if isinstance(error, typer.Abort):  # what click makes of Ctrl-C
+        return 130, "interrupted"
+    show, code = getattr(error, "show", None), getattr(error, "exit_code", None)
+    if callable(show) and isinstance(code, int):  # click's own errors, whichever click typer carries
+        show()
+        return code, ""
+    from cothink.resolve import RecipeError
+
+    if isinstance(error, RecipeError):
+        return 2, f"recipe error\n{error}"
+    return 1, "".join(traceback.format_exception(error)).rstrip()
+
+
+def _leave(code: int, message: str) -> None:
+    if message:
+        print(message, file=sys.stderr)
+    raise SystemExit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,330 @@
+"""Policies: a model or an adapter over a shared base, with its optimiser; log-probs, steps, checkpoints."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cothink.batch import Batch, microbatches, minibatches, pad, weights_for
+from cothink.losses import merge
+from cothink.types import Sample
+
+LossFunction = Callable[..., tuple[Tensor, dict[str, tuple[float, float]]]]
+ENGINE_GAP = 1e-2  # engine and trainer are one code path in fp32: a larger gap in log-prob is a bug, not noise
+BAD_UPDATES = 3  # non-finite gradients in a row before the run is stopped
+
+
+class TrainingError(RuntimeError):
+    """Training cannot go on: non-finite gradients, or engine and trainer disagree."""
+
+
+@dataclass(frozen=True, slots=True)
+class Knobs:
+    """How samples become optimiser steps; the same for every policy of a stage."""
+
+    loss: LossFunction
+    aggregate: str
+    turns_ref: float | None = None
+    length_ref: float | None = None
+    updates: int = 1
+    microbatch_tokens: int = 8192
+    role_balance: str = "none"
+    kl_stop: float | None = None
+    needs_reference: bool = False
+    entropy_in_loss: bool = False
+    planned_units: int | None = None
+
+
+@dataclass
+class Policy:
+    """One distinct set of weights; serves every role that names it.
+
+    `adapter` is None for full weights, else the name of a LoRA adapter on a base model that other policies may share.
+    """
+
+    name: str
+    model: Any
+    tokenizer: Any
+    settings: Any
+    adapter: str | None = None
+    total_steps: int = 0
+    version: int = 0
+    _optimizer: torch.optim.Optimizer | None = None
+    _scheduler: Any = None
+    _reference: Any = None
+    _bad: int = 0
+    _parameters: list[nn.Parameter] = field(default_factory=list)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights live."""
+        return next(self.model.parameters()).device
+
+    def activate(self) -> Any:
+        """Makes this policy's adapter the active one and returns the model."""
+        if self.adapter is not None and self.model.active_adapter != self.adapter:
+            self.model.set_adapter(self.adapter)
+        return self.model
+
+    def parameters(self) -> list[nn.Parameter]:
+        """The weights this policy trains."""
+        if not self._parameters:
+            named = self.model.named_parameters()
+            if self.adapter is None:
+                self._parameters = [p for _, p in named]
+            else:
+                self._parameters = [p for n, p in named if f".{self.adapter}." in n and "lora_" in n]
+            for p in self._parameters:
+                p.requires_grad_(True)
+        return self._parameters
+
+    def logprobs(self, batch: Batch, *, entropy_in_loss: bool = False) -> tuple[Tensor, Tensor]:
+        """Log-probs [B, L] of the trained tokens under the sampling temperature (0 elsewhere), and their entropies."""
+        return token_logprobs(self.activate(), batch, entropy_in_loss=entropy_in_loss)
+
+    def reference_logprobs(self, batch: Batch) -> Tensor:
+        """Log-probs [B, L] under the weights this policy started the stage with."""
+        with torch.no_grad():
+            if self.adapter is not None:
+                model = self.activate()
+                with model.disable_adapter():
+                    return token_logprobs(model, batch)[0]
+            if self._reference is None:
+                raise TrainingError(f"policy {self.name}: keep_reference() was not called before training")
+            return token_logprobs(self._reference, batch)[0]
+
+    def keep_reference(self) -> None:
+        """Freezes a copy of full weights as the KL reference; an adapter's reference is its base."""
+        if self.adapter is None:
+            self._reference = copy.deepcopy(self.model).eval().requires_grad_(False)
+
+    def update(self, samples: Sequence[Sample], knobs: Knobs, seed: int = 0) -> dict[str, float]:
+        """Runs `knobs.updates` optimiser steps on the samples and returns metrics; an update needs trained tokens."""
+        samples = [s for s in samples if s.trained]
+        if not samples:
+            return {"updates": 0.0}
+        model = self.activate()
+        model.train()
+        sums: dict[str, tuple[float, float]] = {}
+        done, norm = 0, 0.0
+        count = min(knobs.updates, len({s.unit for s in samples}))
+        try:
+            for mini in minibatches(samples, count, seed):
+                stats, norm = self._step(mini, knobs, check=done == 0)
+                merge(sums, stats)
+                done += 1
+                drift, tokens = stats.get("kl_update", (0.0, 1.0))
+                if knobs.kl_stop is not None and tokens and drift / tokens > knobs.kl_stop:
+                    break
+        finally:
+            model.eval()
+        self.version += 1
+        metrics = {k: v / n for k, (v, n) in sums.items() if n} | {"loss": sums["loss"][0] / max(done, 1)}
+        rate = self._optimizer.param_groups[0]["lr"] if self._optimizer else 0.0
+        return {**metrics, "updates": float(done), "gradient_norm": norm, "learning_rate": rate}
+
+    def _step(self, mini: Sequence[Sample], knobs: Knobs, check: bool) -> tuple[dict[str, tuple[float, float]], float]:
+        """One optimiser step on one mini-batch, its microbatches summed."""
+        optimizer = self._ready()
+        optimizer.zero_grad(set_to_none=True)
+        planned = None if knobs.planned_units is None else knobs.planned_units / knobs.updates
+        weights = weights_for(
+            mini,
+            knobs.aggregate,
+            turns_ref=knobs.turns_ref,
+            length_ref=knobs.length_ref,
+            planned_units=planned,
+            role_balance=knobs.role_balance,
+        )
+        total: dict[str, tuple[float, float]] = {}
+        place = {id(s): i for i, s in enumerate(mini)}
+        for micro in microbatches(mini, knobs.microbatch_tokens):
+            rows = [place[id(s)] for s in micro]
+            batch = pad(micro, [weights[i] for i in rows], pad_id=0).to(self.device)
+            if knobs.needs_reference:
+                batch.ref_logprobs = self.reference_logprobs(batch)
+                self.activate()
+            logprobs, batch.entropy = self.logprobs(batch, entropy_in_loss=knobs.entropy_in_loss)
+            if check:
+                gap = self._gap(logprobs.detach(), batch)
+                merge(total, {"engine_gap_max": (gap[0], 1.0), "engine_gap": gap[1:]})
+            loss, stats = knobs.loss(logprobs, batch)
+            loss.backward()
+            merge(total, {**stats, "loss": (float(loss.detach()), 0.0)})
+        norm = float(nn.utils.clip_grad_norm_(self.parameters(), self.settings.max_grad_norm))
+        if math.isfinite(norm):
+            optimizer.step()
+            self._scheduler.step()
+            self._bad = 0
+        else:
+            self._bad += 1
+            total["skipped_updates"] = (1.0, 1.0)
+            if self._bad >= BAD_UPDATES:
+                raise TrainingError(f"policy {self.name}: {BAD_UPDATES} updates in a row had a non-finite gradient")
+        optimizer.zero_grad(set_to_none=True)
+        return total, norm
+
+    def _gap(self, logprobs: Tensor, batch: Batch) -> tuple[float, float, float]:
+        """max, sum and count of |log-prob(engine) - log-prob(trainer)| over trained tokens."""
+        trained = batch.turns >= 0
+        gap = (logprobs - batch.logprobs)[trained].abs()
+        worst = float(gap.max()) if gap.numel() else 0.0
+        if worst > ENGINE_GAP and self.model.dtype == torch.float32:
+            raise TrainingError(
+                f"policy {self.name}: engine and trainer differ by {worst:.2g} in a log-prob (limit {ENGINE_GAP}). "
+                "Sampling with top_p or top_k, or dropout in the model, does this: switch them off for training"
+            )
+        return worst, float(gap.sum()), float(gap.numel())
+
+    def _ready(self) -> torch.optim.Optimizer:
+        if self._optimizer is None:
+            s = self.settings
+            self._optimizer = torch.optim.AdamW(
+                self.parameters(), lr=s.learning_rate, betas=tuple(s.betas), weight_decay=s.weight_decay
+            )
+            self._scheduler = torch.optim.lr_scheduler.LambdaLR(
+                self._optimizer, lambda k: rate(s.scheduler, k, s.warmup_steps, self.total_steps)
+            )
+        return self._optimizer
+
+    def save(self, folder: Path) -> None:
+        """Writes `folder/NAME` with `save_pretrained` (a model, or a PEFT adapter) and the tokenizer."""
+        place = folder / self.name
+        place.mkdir(parents=True, exist_ok=True)
+        if self.adapter is None:
+            self.model.save_pretrained(place)
+        else:
+            self.model.save_pretrained(folder, selected_adapters=[self.adapter])
+        self.tokenizer.save_pretrained(place)
+        for file in place.rglob("*.safetensors"):
+            file.chmod(0o644)  # safetensors writes 0600, which locks out whoever serves the model
+
+    def save_state(self, folder: Path) -> None:
+        """Writes what a resumed run needs beside the weights: optimiser, schedule, version."""
+        folder.mkdir(parents=True, exist_ok=True)
+        state = {"version": self.version, "optimizer": None, "scheduler": None}
+        if self._optimizer is not None:
+            state |= {"optimizer": self._optimizer.state_dict(), "scheduler": self._scheduler.state_dict()}
+        torch.save(state, folder / f"{self.name}.pt")
+
+    def load(self, folder: Path, state: Path | None = None) -> None:
+        """Reads the weights `save` wrote, and the training state when its folder is given."""
+        from safetensors.torch import load_file
+
+        place = folder / self.name
+        if self.adapter is None:
+            fresh = type(self.model).from_pretrained(place, dtype=self.model.dtype)
+            self.model.load_state_dict(fresh.state_dict())
+        else:
+            from peft import set_peft_model_state_dict
+
+            set_peft_model_state_dict(self.model, load_file(place / "adapter_model.safetensors"), self.adapter)
+        if state is not None:
+            data = torch.load(state / f"{self.name}.pt", weights_only=True)
+            self.version = data["version"]
+            if data["optimizer"] is not None:
+                self._ready().load_state_dict(data["optimizer"])
+                self._scheduler.load_state_dict(data["scheduler"])
+
+
+def token_logprobs(model: Any, batch: Batch, *, entropy_in_loss: bool = False) -> tuple[Tensor, Tensor]:
+    """Log-probs [B, L] of the trained tokens of a padded batch, and their entropies [B, L]; 0 elsewhere.
+
+    Only columns that predict a trained token pass through the output layer, and only trained tokens are widened to
+    float32. The entropies carry a graph only when they are part of the loss.
+    """
+    target = (batch.turns >= 0)[:, 1:]
+    out = torch.zeros(batch.ids.shape, device=batch.ids.device)
+    columns = target.any(0).nonzero().squeeze(1)
+    if columns.numel() == 0:
+        return out, out.clone()
+    logits = model(
+        input_ids=batch.ids, attention_mask=batch.mask.long(), logits_to_keep=columns, use_cache=False
+    ).logits
+    rows, cols = target[:, columns].nonzero(as_tuple=True)
+    chosen = logits[rows, cols].float() / batch.temperature[rows].unsqueeze(1)
+    logz = chosen.logsumexp(-1)
+    place = (rows, columns[cols] + 1)
+    values = chosen.gather(1, batch.ids[place].unsqueeze(1)).squeeze(1) - logz
+    with torch.set_grad_enabled(entropy_in_loss and torch.is_grad_enabled()):
+        spread = logz - ((chosen - logz.unsqueeze(1)).exp() * chosen).sum(-1)
+        entropies = out.index_put(place, spread)
+    return out.index_put(place, values), entropies
+
+
+def rate(name: str, step: int, warmup: int, total: int) -> float:
+    """Factor on the learning rate at a 0-based optimiser step."""
+    if warmup and step < warmup:
+        return (step + 1) / warmup
+    if name == "constant" or total <= warmup:
+        return 1.0
+    left = max(0.0, 1.0 - (step - warmup) / (total - warmup))
+    return left if name == "linear" else 0.5 * (1 - math.cos(math.pi * left))
+
+
+def load_policies(
+    specs: Mapping[str, Any], where: Callable[[str], str | Path], total_steps: Mapping[str, int] | None = None
+) -> dict[str, Policy]:
+    """Loads every policy of a recipe; adapters over one model share its weights in memory.
+
+    `where` turns a model name into a folder or hub id; `total_steps` is the length of each policy's schedule.
+    """
+    bases: dict[tuple[str, str], Any] = {}
+    policies: dict[str, Policy] = {}
+    for name, spec in specs.items():
+        source, dtype = str(where(spec.model)), _dtype(spec.dtype)
+        tokenizer = _tokenizer(source)
+        if spec.lora_r is None:
+            model, adapter = _model(source, dtype, spec), None
+        else:
+            model = bases.get((source, str(dtype)))
+            model = _with_adapter(model if model is not None else _model(source, dtype, spec), name, spec)
+            bases[source, str(dtype)], adapter = model, name
+        model.eval()
+        policies[name] = Policy(name, model, tokenizer, spec, adapter, (total_steps or {}).get(name, 0))
+    return policies
+
+
+def _model(source: str, dtype: torch.dtype, spec: Any) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype).to(device)
+    if spec.gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return model
+
+
+def _tokenizer(source: str) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(source)
+
+
+def _with_adapter(model: Any, name: str, spec: Any) -> Any:
+    from peft import LoraConfig, PeftModel, get_peft_model
+
+    config = LoraConfig(
+        r=spec.lora_r,
+        lora_alpha=spec.lora_alpha or 2 * spec.lora_r,
+        lora_dropout=spec.lora_dropout,
+        target_modules=spec.target_modules or "all-linear",
+        task_type="CAUSAL_LM",
+    )
+    if isinstance(model, PeftModel):
+        model.add_adapter(name, config)
+        return model
+    return get_peft_model(model, config, adapter_name=name)
+
+
+def _dtype(name: str) -> torch.dtype:
+    if name == "auto":
+        return torch.bfloat16 if torch.cuda.is_available() else torch.float32
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]

@@ -1,0 +1,222 @@
+"""What a recipe would do, in words, without doing it: sizes, memory, and one episode played by a script."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import struct
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cothink import rules
+from cothink.recipe import RL, Evaluate, Recipe
+from cothink.resolve import bind, effective, resolve
+from cothink.types import Episode, Role, Task
+
+PLACEHOLDER = Task("check/0", "(a question of this data set)", "(its answer)")
+SHOWN = 6
+"""Turns of the scripted episode that are printed at most."""
+
+
+@dataclass(frozen=True)
+class Data:
+    """The rows of one data set, or why they are not here."""
+
+    rows: int | None
+    first: Task
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Calls:
+    """Upper bounds for one episode: calls, turns and new tokens, per role."""
+
+    calls: Mapping[str, int]
+    tokens: int
+
+
+def lines(recipe: Recipe) -> Iterator[str]:
+    """The whole preview, line by line."""
+    data = {name: _data(recipe, name) for name in recipe.tasks}
+    first = next(iter(data.values())).first
+    most = _most(recipe, first)
+    options = ", ".join(f"{k} {v}" for k, v in recipe.team.workflow.options.items())
+    workflow = recipe.team.workflow.name + (f" ({options})" if options else "")
+    yield f"{recipe.name}: workflow {workflow}, engine {recipe.engine.name}, seed {recipe.seed}"
+    for name, policy in recipe.policies.items():
+        roles = " and ".join(r for r, seat in recipe.team.roles.items() if seat.policy == name)
+        yield f"policy {name} ({roles}): {policy.model}, {_memory(policy)}"
+    for name, found in data.items():
+        rows = "rows unknown" if found.rows is None else f"{found.rows:,} rows"
+        yield f"tasks {name} ({recipe.tasks[name].name}): {rows}{': ' + found.note if found.note else ''}"
+    for k, stage in enumerate(recipe.stages):
+        describe = _rl if isinstance(stage, RL) else _evaluate
+        yield from describe(f"stage {k}", recipe, stage, data, most)
+    findings = rules.findings(recipe)
+    for problem in (*findings.errors, *findings.warnings):
+        yield f"{problem.code}  {problem.where}: {problem.what}; write {problem.write}"
+    if findings.inert:
+        yield "without effect: " + "; ".join(f"{p.what} ({p.code})" for p in findings.inert)
+    yield "one episode, played by a script:"
+    yield from transcript(play(recipe, first)[0])
+
+
+def play(recipe: Recipe, task: Task, *, finish: bool = True) -> tuple[Episode, list[Any]]:
+    """One episode with placeholder answers, and the calls it made; `finish` says the finish tag right away."""
+    from cothink import team
+    from cothink.engines import scripted
+
+    roles = recipe.roles()
+    run = resolve("workflow", recipe.team.workflow.name)
+    tag = effective(run, recipe.team.workflow.options).get("finish_tag") if finish else None
+    engine = scripted.engine(_replies(roles, f" {tag}" if tag else ""))
+    workflow = bind(run, recipe.team.workflow.options, "team.workflow")
+    jobs = [team.Job(task, "check", recipe.seed)]
+    played = asyncio.run(team.play(jobs, workflow, roles, dict.fromkeys(recipe.policies, engine)))
+    return played.episodes[0], engine.calls
+
+
+def transcript(episode: Episode) -> Iterator[str]:
+    """The turns of an episode, one line each, and how it ended."""
+    for k, turn in enumerate(episode.turns):
+        if k < SHOWN or k == len(episode.turns) - 1:
+            answers = f" (answers {', '.join(turn.parents)})" if turn.parents else ""
+            yield f"  {turn.id}{answers} {turn.role}: {_short(turn.text)}"
+        elif k == SHOWN:
+            yield f"  ... {len(episode.turns) - SHOWN - 1} turns more"
+    yield f"  {episode.finish.reason}; graded: turn {episode.finish.turn}"
+
+
+def _replies(roles: Mapping[str, Role], ending: str) -> Callable[[Any], str]:
+    def reply(call: Any) -> str:
+        system = call.messages[0].content if call.messages[0].role == "system" else ""
+        mine = [r for r in roles.values() if r.policy == call.policy]
+        name = next((r.name for r in mine if r.system == system), mine[0].name)
+        return f"({name} reads {len(call.messages)} messages and says up to {call.sampling.max_tokens} tokens){ending}"
+
+    return reply
+
+
+def _most(recipe: Recipe, task: Task) -> Calls:
+    """Counts an episode in which nobody ever says the finish tag."""
+    episode, calls = play(recipe, task, finish=False)
+    tokens = sum(call.n * call.sampling.max_tokens for call in calls)
+    return Calls(Counter(turn.role for turn in episode.turns), tokens)
+
+
+def _data(recipe: Recipe, name: str) -> Data:
+    block = recipe.tasks[name]
+    load = bind(resolve("tasks", block.name, f"tasks.{name}"), block.options, f"tasks.{name}")
+    try:
+        tasks: Sequence[Task] = list(load())
+    except (OSError, ImportError) as error:  # data that lives elsewhere: the recipe is right all the same
+        return Data(None, PLACEHOLDER, f"not here ({str(error).splitlines()[0]})")
+    if not tasks:
+        return Data(0, PLACEHOLDER, "the loader returned nothing")
+    skipped = len(getattr(tasks, "skipped", ()))
+    return Data(len(tasks), tasks[0], f"{skipped} more were skipped" if skipped else "")
+
+
+def _evaluate(label: str, recipe: Recipe, stage: Any, data: Mapping[str, Data], most: Calls) -> Iterator[str]:
+    assert isinstance(stage, Evaluate)
+    rows = data[stage.on].rows if stage.limit is None else min(stage.limit, data[stage.on].rows or stage.limit)
+    yield f"{label}: evaluate on {stage.on}, {_plays(rows, stage.episodes_per_task, most)}"
+
+
+def _rl(label: str, recipe: Recipe, stage: Any, data: Mapping[str, Data], most: Calls) -> Iterator[str]:
+    assert isinstance(stage, RL)
+    episodes = stage.tasks_per_step * stage.episodes_per_task
+    trained = [name for name, role in recipe.team.roles.items() if role.trainable]
+    samples = " + ".join(f"{episodes:,} of {name}" for name in trained)
+    updates = f"{stage.updates_per_step} update{'s' * (stage.updates_per_step > 1)} per policy"
+    yield f"{label}: rl on {stage.on}, {stage.steps:,} steps; a step is"
+    yield f"  {_plays(stage.tasks_per_step, stage.episodes_per_task, most)}"
+    yield f"  {episodes * len(trained):,} samples ({samples}), {updates}"
+    if stage.filter.name != "none" or stage.void_filter:
+        yield f"  rows that teach nothing are dropped; up to {stage.oversample_max:g} times as many are played to refill"
+    if stage.schedule.name == "alternate":
+        policies = list(dict.fromkeys(recipe.team.roles[name].policy for name in trained))
+        first = stage.schedule.first or policies[0]
+        yield f"  one policy learns at a time, {stage.schedule.every} steps each, {first} first"
+    rows, total = data[stage.on].rows, stage.steps * stage.tasks_per_step
+    passes = f", {total / rows:.2g} passes over {stage.on}" if rows else ""
+    every = sum(most.calls.values())
+    yield (
+        f"  in all {total:,} rows{passes}, {stage.steps * episodes:,} episodes, "
+        f"at most {stage.steps * episodes * every:,} calls and {_tokens(stage.steps * episodes * most.tokens)}"
+    )
+
+
+def _plays(rows: int | None, each: int, most: Calls) -> str:
+    """Rows, episodes, calls and tokens in words."""
+    if rows is None:
+        return f"every row x {each} plays, at most {sum(most.calls.values())} calls an episode"
+    episodes = rows * each
+    calls = ", ".join(f"{n} of {role}" for role, n in most.calls.items())
+    return (
+        f"{rows:,} rows x {each} play{'s' * (each > 1)} = {episodes:,} episodes, "
+        f"at most {episodes * sum(most.calls.values()):,} calls ({calls} an episode) "
+        f"and {_tokens(episodes * most.tokens)}"
+    )
+
+
+def _tokens(count: int) -> str:
+    return f"{_number(count)} new tokens"
+
+
+def _number(count: float) -> str:
+    for size, unit in ((1e9, " billion"), (1e6, " million")):
+        if count >= size:
+            return f"{count / size:.3g}{unit}"
+    return f"{count:,.0f}"
+
+
+def _memory(policy: Any) -> str:
+    """Parameters and bytes of a model that lies in a local folder."""
+    method = "full weights" if policy.lora_r is None else f"LoRA r {policy.lora_r}"
+    folder = _folder(policy.model)
+    count = parameters(folder) if folder else None
+    if count is None:
+        return f"{method}, size known once it is loaded"
+    width = 2 if policy.dtype == "bfloat16" else 4
+    weights = count * width
+    # AdamW keeps two moments beside the gradient, all in the type of the weights.
+    training = f", {_bytes(4 * weights)} with gradients and AdamW" if policy.lora_r is None else " plus the adapter"
+    return f"{method}, {_number(count)} parameters, {_bytes(weights)}{training}"
+
+
+def _folder(model: str) -> Path | None:
+    from cothink import builtin, models
+
+    if model.startswith("builtin:"):
+        return builtin.path()
+    if model == models.SMOLLM2:
+        return models.cache_root() / models.SMOLLM2
+    return Path(model).expanduser() if model.startswith((".", "/", "~")) else None
+
+
+def parameters(folder: Path) -> int | None:
+    """The number of weights in a folder of safetensors, read from the files' headers; None when there are none."""
+    total = 0
+    for path in folder.glob("*.safetensors"):
+        with path.open("rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            header = json.loads(file.read(length))
+        total += sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
+    return total or None
+
+
+def _bytes(count: float) -> str:
+    for size, unit in ((1e9, "GB"), (1e6, "MB")):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return f"{count / 1e3:.3g} kB"
+
+
+def _short(text: str, width: int = 100) -> str:
+    flat = " ".join(text.split())
+    return flat if len(flat) <= width else flat[: width - 3] + "..."

@@ -1,0 +1,204 @@
+"""The run folder: manifest, metrics.jsonl, episodes, results, checkpoints; everything is written so that a kill leaves it readable."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from cothink.types import Episode
+
+KEEP_CHECKPOINTS = 2
+PACKAGES = ("cothink", "torch", "transformers", "peft", "accelerate", "tokenizers", "math-verify", "pydantic")
+
+
+class RunError(RuntimeError):
+    """A run folder that cannot be used as asked."""
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and the libraries that decide results; never imports them."""
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def commit() -> str | None:
+    """The git commit of the source tree, with `+` when files differ from it; None outside a checkout."""
+    here = Path(__file__).parent
+    try:
+        head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, timeout=5)
+        dirty = subprocess.run(["git", "status", "--porcelain"], cwd=here, capture_output=True, text=True, timeout=5)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return head.stdout.strip() + ("+" if dirty.stdout.strip() else "") if head.returncode == 0 else None
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Replaces a file in one move, so that a reader or a kill never meets half of it."""
+    temporary = path.with_name(path.name + ".part")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def last_checkpoint(folder: Path) -> Path | None:
+    """The newest checkpoint of a run folder; None before the first."""
+    state = folder / "state.json"
+    name = json.loads(state.read_text()).get("checkpoint") if state.exists() else None
+    return folder / "checkpoints" / name if name else None
+
+
+class Run:
+    """One run folder; `state` is where a resumed run goes on: {"stage", "step", ...}, empty for a fresh run."""
+
+    def __init__(self, folder: Path, recipe_text: str, seed: int):
+        self.folder = folder
+        self.state: dict[str, Any] = {}
+        known = folder / "recipe.yaml"
+        if known.exists():
+            if known.read_text(encoding="utf-8") != recipe_text:
+                raise RunError(
+                    f"{folder} holds a run of another recipe (see {known}). Give this run its own folder with --out, "
+                    "change the recipe's name, or delete the folder"
+                )
+            self._resume()
+        else:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._write_manifest(seed)
+            write_atomic(known, recipe_text)
+        self._metrics = (folder / "metrics.jsonl").open("a", encoding="utf-8")
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of checkpoints."""
+        return self.folder / "checkpoints"
+
+    def _write_manifest(self, seed: int) -> None:
+        manifest = {
+            "seed": seed,
+            "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "commit": commit(),
+            "command": sys.argv,
+            "versions": versions(),
+            "platform": platform.platform(),
+        }
+        write_atomic(self.folder / "manifest.json", json.dumps(manifest, indent=2))
+
+    def _resume(self) -> None:
+        state = self.folder / "state.json"
+        if state.exists():
+            self.state = json.loads(state.read_text())
+        kept = []
+        metrics = self.folder / "metrics.jsonl"
+        place = (self.state.get("stage", 0), self.state.get("step", 0))
+        if metrics.exists():  # rows after the last checkpoint will be written again
+            for line in metrics.read_text(encoding="utf-8").splitlines():
+                try:
+                    row = json.loads(line)
+                except ValueError:
+                    continue
+                if (row["stage"], row["step"]) <= place or row["stage"] < place[0]:
+                    kept.append(line)
+            write_atomic(metrics, "".join(line + "\n" for line in kept))
+
+    def metrics(self, stage: int, step: int, values: Mapping[str, Any]) -> None:
+        """Appends one line of metrics."""
+        row = {"stage": stage, "step": step, "time": round(time.time(), 3), **values}
+        self._metrics.write(json.dumps(row) + "\n")
+        self._metrics.flush()
+
+    def episodes(self, name: str, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Writes the episodes of one step as JSON lines, replacing what an interrupted attempt left."""
+        folder = self.folder / "episodes" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomic(folder / f"{step:06d}.jsonl", "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in rows))
+
+    @property
+    def results(self) -> dict[str, Any]:
+        """Results of the evaluations done so far, by label."""
+        path = self.folder / "results.json"
+        return json.loads(path.read_text()) if path.exists() else {}
+
+    def result(self, label: str, values: Mapping[str, Any]) -> None:
+        """Adds one evaluation to `results.json`."""
+        write_atomic(self.folder / "results.json", json.dumps({**self.results, label: values}, indent=2))
+
+    def checkpoint(self, policies: Mapping[str, Any], state: Mapping[str, Any]) -> Path:
+        """Saves every policy and the place to go on from; older checkpoints beyond the last two are removed."""
+        name = f"stage{state['stage']:02d}-step{state['step']:06d}"
+        place, part = self.checkpoints / name, self.checkpoints / (name + ".part")
+        for folder in (part, place):
+            if folder.exists():
+                shutil.rmtree(folder)
+        part.mkdir(parents=True)
+        for policy in policies.values():
+            policy.save(part)
+            if hasattr(policy, "save_state"):
+                policy.save_state(part / "training")
+        os.replace(part, place)
+        self.state = {**state, "checkpoint": name}
+        write_atomic(self.folder / "state.json", json.dumps(self.state, indent=2))
+        old = sorted(p for p in self.checkpoints.iterdir() if p.is_dir() and p != place)
+        for folder in old[: max(0, len(old) - (KEEP_CHECKPOINTS - 1))]:
+            shutil.rmtree(folder)
+        return place
+
+    def finish_stage(self, index: int) -> None:
+        """Notes that stages up to `index` are done, so that a resumed run starts with the next one."""
+        self.state = {"stage": index + 1, "step": 0, "checkpoint": self.state.get("checkpoint")}
+        write_atomic(self.folder / "state.json", json.dumps(self.state, indent=2))
+
+    def close(self) -> None:
+        """Closes the metrics file."""
+        self._metrics.close()
+
+
+def episode_row(
+    episode: Episode, returns: Mapping[str, float | None] | None = None, advantages: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """One episode as a JSON object: per-turn text, tokens, rewards, return and advantage."""
+    returns, advantages = returns or {}, advantages or {}
+    turns = []
+    for turn in episode.turns:
+        c = turn.completion
+        turns.append(
+            {
+                "id": turn.id,
+                "parents": list(turn.parents),
+                "role": turn.role,
+                "policy": turn.policy,
+                "round": turn.round,
+                "text": c.text,
+                **({"shown": turn.text} if turn.text != c.text else {}),
+                "tokens": len(c.output_ids),
+                "finish_reason": c.finish_reason,
+                "version": c.version,
+                "return": returns.get(turn.id),
+                "advantage": advantages.get(turn.id),
+            }
+        )
+    return {
+        "id": episode.id,
+        "task": episode.task.id,
+        "question": episode.task.question,
+        "gold": episode.task.answer,
+        "level": episode.task.meta.get("level"),
+        "finish": episode.finish.reason,
+        "graded": episode.finish.turn,
+        "accuracy": episode.accuracy,
+        "verdict": episode.verdict,
+        "rewards": [{"turn": s.turn, "name": s.name, "value": s.value, "to": s.to} for s in episode.rewards],
+        "turns": turns,
+    }

@@ -1,0 +1,112 @@
+"""A session: everything a recipe names, loaded and bound, ready for its stages."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from cothink import models
+from cothink.recipe import RL, Recipe
+from cothink.record import Run
+from cothink.resolve import bind, resolve
+from cothink.rewards import Reward
+from cothink.types import Role, Task
+
+
+@dataclass
+class Session:
+    """The loaded team, its tasks and its run folder.
+
+    `policies` holds what can be trained (a `Policy` or a table), `engines` who speaks for each policy name.
+    """
+
+    recipe: Recipe
+    roles: dict[str, Role]
+    workflow: Any
+    policies: dict[str, Any]
+    engines: dict[str, Any]
+    tasks: dict[str, Sequence[Task]] = field(default_factory=dict)
+    run: Run | None = None
+    console: Any = None
+
+    def say(self, text: str) -> None:
+        """Prints one line, when there is somebody to read it."""
+        if self.console is not None:
+            self.console.print(text, highlight=False)
+
+    def trainable(self) -> list[str]:
+        """Names of the policies that some trainable role uses, in recipe order."""
+        used = {role.policy for role in self.roles.values() if role.trainable}
+        return [name for name in self.policies if name in used]
+
+
+def assemble(recipe: Recipe, weights: Path | None = None, *, with_tasks: bool = True) -> Session:
+    """Loads the models, engines and (when asked) tasks of a recipe; `weights` is a checkpoint folder to start from."""
+    tasks = load_tasks(recipe) if with_tasks else {}
+    inside = {n: p for n, p in recipe.policies.items() if not models.is_outside(p.model)}
+    policies: dict[str, Any] = {}
+    engines: dict[str, Any] = {}
+    if inside:
+        from cothink.policy import load_policies
+
+        policies = load_policies(inside, models.where, _schedule_lengths(recipe))
+        if weights is not None:
+            for policy in policies.values():
+                policy.load(weights)
+        local = bind(resolve("engine", recipe.engine.name), recipe.engine.options, "engine")(policies)
+        engines = dict.fromkeys(policies, local)
+    for name, part in recipe.policies.items():
+        if models.is_outside(part.model):
+            from cothink.engines.openai import engine
+
+            engines[name] = engine(part.model)
+    workflow = bind(resolve("workflow", recipe.team.workflow.name), recipe.team.workflow.options, "team.workflow")
+    return Session(recipe, recipe.roles(), workflow, policies, engines, tasks)
+
+
+def load_tasks(recipe: Recipe) -> dict[str, Sequence[Task]]:
+    """The task sets that the stages use."""
+    used = set()
+    for stage in recipe.stages:
+        used.add(stage.on)
+        if isinstance(stage, RL) and stage.evaluate is not None:
+            used.add(stage.evaluate.on)
+    return {
+        name: bind(resolve("tasks", block.name), block.options, f"tasks.{name}")()
+        for name, block in recipe.tasks.items()
+        if name in used
+    }
+
+
+def bound_rewards(stage: RL) -> list[Reward]:
+    """The stage's reward functions with their options."""
+    found = []
+    for k, block in enumerate(stage.rewards):
+        function = bind(resolve("reward", block.name), block.options, f"rewards.{k}")
+        to = block.to or ("team" if block.role is None else "role")
+        found.append(Reward(block.name, function, block.role, block.weight, to))
+    return found
+
+
+def bound_estimator(stage: RL, memory: dict[str, float]) -> Any:
+    """The stage's estimator; one that keeps running averages gets `memory`, which the checkpoints hold."""
+    function = resolve("estimator", stage.estimator.name)
+    ready = bind(function, stage.estimator.options, "estimator")
+    return partial(ready, state=memory) if "state" in inspect.signature(function).parameters else ready
+
+
+def bound_loss(stage: RL) -> Any:
+    """The stage's loss function with its options."""
+    return bind(resolve("loss", stage.loss.name), stage.loss.options, "loss")
+
+
+def _schedule_lengths(recipe: Recipe) -> Mapping[str, int]:
+    """Optimiser steps per policy over all rl stages, at most: what a decaying learning rate counts down to."""
+    total = sum(s.steps * s.updates_per_step for s in recipe.stages if isinstance(s, RL))
+    return dict.fromkeys(recipe.policies, total)
+
+

@@ -1,0 +1,61 @@
+"""What every stage does with a team: play tasks, grade the final texts, count tokens."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+from cothink.session import Session
+from cothink.team import Job, Played, play, stable_seed
+from cothink.types import Episode, Task
+from cothink.verify import averify_task
+
+
+async def play_tasks(
+    session: Session,
+    tasks: Sequence[Task],
+    episodes_per_task: int,
+    seed: object,
+    *,
+    temperature: float | None = None,
+    on_done: Callable[[int], None] | None = None,
+) -> Played:
+    """Plays every task `episodes_per_task` times and grades each final text; `temperature` overrides every role's."""
+    roles = session.roles
+    if temperature is not None:
+        roles = {n: replace(r, sampling=replace(r.sampling, temperature=temperature)) for n, r in roles.items()}
+    jobs = [
+        Job(task, f"{task.id}#{k}", stable_seed(seed, task.id, k)) for task in tasks for k in range(episodes_per_task)
+    ]
+    team = session.recipe.team
+    played = await play(
+        jobs,
+        session.workflow,
+        roles,
+        session.engines,
+        concurrency=team.concurrency,
+        deadline=team.deadline,
+        on_done=on_done,
+    )
+    return replace(played, episodes=tuple(await grade(played.episodes)))
+
+
+async def grade(episodes: Iterable[Episode]) -> list[Episode]:
+    """The episodes with accuracy (1 right, 0 anything else) and verdict of their final text."""
+
+    async def one(episode: Episode) -> Episode:
+        verdict = await averify_task(episode.task, episode.finish.text)
+        return replace(episode, accuracy=float(verdict.verdict == "right"), verdict=verdict.verdict)
+
+    return list(await asyncio.gather(*(one(e) for e in episodes)))
+
+
+def generated(episodes: Iterable[Episode]) -> int:
+    """Sampled tokens of all turns."""
+    return sum(len(t.completion.output_ids) for e in episodes for t in e.turns)
+
+
+def prompted(episodes: Iterable[Episode]) -> int:
+    """Prompt tokens of all turns, repeated prefixes counted each time."""
+    return sum(len(t.completion.prompt_ids) for e in episodes for t in e.turns)

@@ -1,0 +1,274 @@
+"""Plays a team: chats, turns and their parents, bounded concurrency, deadlines; failed episodes are left out and counted."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from cothink.types import Completion, Episode, Finish, Message, PlayError, Role, Task, TaskTooLong, Turn
+
+if TYPE_CHECKING:
+    from cothink.engines import Engine
+
+Workflow = Callable[[Task, "Team"], Awaitable[Finish]]
+
+# The turn that comes "before" the next one, per asyncio task: branches under gather each follow their own line.
+_line: ContextVar[tuple[str, ...]] = ContextVar("cothink_line", default=())
+
+
+def stable_seed(*parts: object) -> int:
+    """A 63-bit seed from any printable parts, equal on every machine and in every process."""
+    digest = hashlib.blake2b("\x1f".join(map(str, parts)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+class Chat:
+    """One role's own message list: the role is `assistant` in it, everyone else is `user`.
+
+    The prompt of each call is the exact ids of the call before, the exact sampled ids, and the template's glue.
+    """
+
+    def __init__(self, team: Team, role: Role, messages: Sequence[Message] = (), ids: tuple[int, ...] | None = None):
+        self._team, self.role = team, role
+        self.messages = list(messages)
+        if not messages and role.system:
+            self.messages.append(Message("system", role.system))
+        self._ids = ids
+        self._next: tuple[str, tuple[int, ...]] | None = None  # the last prompt asked for: workflows measure, then say
+
+    def fork(self) -> Chat:
+        """An independent copy of this chat."""
+        return Chat(self._team, self.role, self.messages, self._ids) if self.messages else Chat(self._team, self.role)
+
+    def at(self, turn: Turn) -> Chat:
+        """The chat as it stood right after one of this role's own turns."""
+        return self._team._chat_after(turn)
+
+    def prompt(self, text: str) -> tuple[int, ...]:
+        """The ids this role would be given if `text` were said to it now."""
+        if self._next is None or self._next[0] != text:
+            messages = [*self.messages, Message("user", text)]
+            codec = self._team.engine(self.role).codec(self.role.policy)
+            ids = codec.start(messages) if self._ids is None else codec.grow(messages, self._ids).ids
+            self._next = (text, tuple(ids))
+        return self._next[1]
+
+    async def say(
+        self,
+        text: str,
+        *,
+        after: Turn | Sequence[Turn] | None = None,
+        stop: Sequence[str] = (),
+        show: Callable[[str], str] | None = None,
+        round: int = 0,
+    ) -> Turn:
+        """Says `text` to this role and returns its answer; this chat then holds both.
+
+        `after` names the turns that are answered (default: the last turn of this line of play), `stop` adds stop
+        strings, `show` maps the role's text to what the others see.
+        """
+        (turn,) = await self._ask(text, 1, after, stop, show, round)
+        grown = self.at(turn)
+        self.messages, self._ids, self._next = grown.messages, grown._ids, None
+        return turn
+
+    async def sample(
+        self,
+        text: str,
+        n: int,
+        *,
+        after: Turn | Sequence[Turn] | None = None,
+        stop: Sequence[str] = (),
+        show: Callable[[str], str] | None = None,
+        round: int = 0,
+    ) -> list[Turn]:
+        """Returns n sibling turns; this chat stays as it is, `chat.at(turn)` is the fork that goes on from one."""
+        if n < 1:
+            raise PlayError(f"{self.role.name}: sample(n={n}); n must be at least 1")
+        return await self._ask(text, n, after, stop, show, round)
+
+    async def _ask(self, text, n, after, stop, show, round) -> list[Turn]:
+        team, role = self._team, self.role
+        parents = team._parents(after, role)
+        first = team._place(parents, role, n)
+        prompt = self.prompt(text)
+        messages = [*self.messages, Message("user", text)]
+        sampling = role.sampling
+        if stop:
+            sampling = replace(sampling, stop=tuple(dict.fromkeys((*sampling.stop, *stop))))
+        seed = stable_seed(team.seed, *parents, role.name, first)
+        done = await team.engine(role).generate(role.policy, messages, prompt, sampling, n, seed)
+        if len(done) != n:
+            raise PlayError(f"the engine of policy {role.policy!r} returned {len(done)} completions, asked for {n}")
+        turns = []
+        for k, completion in enumerate(done):
+            shown = show(completion.text) if show else completion.text
+            turn = team._add(parents, role, completion, shown, round, first + k)
+            after_ids = (*completion.prompt_ids, *completion.output_ids)
+            team._chats[turn.id] = Chat(team, role, [*messages, Message("assistant", completion.text)], after_ids)
+            turns.append(turn)
+        _line.set(tuple(t.id for t in turns))
+        return turns
+
+
+class Team:
+    """The roles of one episode at the table; records every turn with its parents."""
+
+    def __init__(self, roles: Mapping[str, Role], engines: Mapping[str, Engine], seed: int = 0):
+        self.roles, self.seed = dict(roles), seed
+        self._engines = engines
+        self._turns: dict[str, Turn] = {}
+        self._depth: dict[str, int] = {}
+        self._place_of: dict[str, int] = {}  # turn id -> its place among the turns of one role under the same parents
+        self._places: Counter[tuple] = Counter()
+        self._chats: dict[str, Chat] = {}
+
+    def chat(self, role: str) -> Chat:
+        """A fresh chat of one role, holding only its system prompt."""
+        if role not in self.roles:
+            raise PlayError(f"the workflow asks for role {role!r}; the team has {', '.join(self.roles)}")
+        return Chat(self, self.roles[role])
+
+    def engine(self, role: Role) -> Engine:
+        """The engine that speaks for a role."""
+        return self._engines[role.policy]
+
+    def placeholder(self, role: str, *, after: Turn | None = None, round: int = 0) -> Turn:
+        """An empty turn without tokens: it keeps lists paired, is graded as empty text and never trained."""
+        seat = self.roles[role]
+        parents = self._parents(after, seat)
+        place = self._place(parents, seat, 1)
+        turn = self._add(parents, seat, Completion("", finish_reason="void"), "", round, place)
+        _line.set((turn.id,))
+        return turn
+
+    def turns(self, finish: Finish) -> tuple[tuple[Turn, ...], Finish]:
+        """All turns in an order that does not depend on who answered first, renumbered `0`, `1`, ... and the finish."""
+        number: dict[str, int] = {}
+        levels: dict[int, list[Turn]] = {}
+        for turn in self._turns.values():
+            levels.setdefault(self._depth[turn.id], []).append(turn)
+        for depth in sorted(levels):  # parents are numbered before their children are compared
+            key = {t.id: ([number[p] for p in t.parents], t.role, self._place_of[t.id]) for t in levels[depth]}
+            for turn in sorted(levels[depth], key=lambda t: key[t.id]):
+                number[turn.id] = len(number)
+        name = {old: str(k) for old, k in number.items()}
+        turns = tuple(
+            replace(self._turns[i], id=name[i], parents=tuple(name[p] for p in self._turns[i].parents)) for i in number
+        )
+        return turns, replace(finish, turn=name.get(finish.turn) if finish.turn else None)
+
+    def _parents(self, after: Turn | Sequence[Turn] | None, role: Role) -> tuple[str, ...]:
+        if after is None:
+            line = tuple(i for i in _line.get() if i in self._turns)
+            if len(line) > 1:
+                raise PlayError(f"{role.name} speaks after {len(line)} sibling turns: pass after= the turn it answers")
+            return line
+        return (after.id,) if isinstance(after, Turn) else tuple(t.id for t in after)
+
+    def _place(self, parents: tuple[str, ...], role: Role, n: int) -> int:
+        """Books n places for this role under these parents and returns the first."""
+        first = self._places[parents, role.name]
+        self._places[parents, role.name] += n
+        return first
+
+    def _add(
+        self, parents: tuple[str, ...], role: Role, completion: Completion, text: str, round: int, place: int
+    ) -> Turn:
+        turn = Turn(
+            f"{stable_seed(*parents, role.name, place):016x}", parents, role.name, role.policy, completion, text, round
+        )
+        self._turns[turn.id] = turn
+        self._depth[turn.id] = 1 + max((self._depth[p] for p in parents), default=-1)
+        self._place_of[turn.id] = place
+        return turn
+
+    def _chat_after(self, turn: Turn) -> Chat:
+        if turn.id not in self._chats:
+            raise PlayError(f"turn {turn.id} has no chat: it is a placeholder or belongs to another episode")
+        return self._chats[turn.id].fork()
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One episode to play: the task, the episode's id and its seed."""
+
+    task: Task
+    id: str
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An episode that was left out: `kind` is `deadline`, `overlong_task` or `error`."""
+
+    task: str
+    episode: str
+    kind: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """Finished episodes in the order of the jobs, and what was left out."""
+
+    episodes: tuple[Episode, ...]
+    failures: tuple[Failure, ...] = ()
+
+
+async def play(
+    jobs: Iterable[Job],
+    workflow: Workflow,
+    roles: Mapping[str, Role],
+    engines: Mapping[str, Engine],
+    *,
+    concurrency: int = 256,
+    deadline: float | None = None,
+    on_done: Callable[[int], None] | None = None,
+) -> Played:
+    """Plays all jobs, at most `concurrency` at once, each within `deadline` seconds of its own start.
+
+    A failed or late episode is left out and counted; when every episode fails by an error, the first error is raised.
+    """
+    jobs = list(jobs)
+    gate = asyncio.Semaphore(concurrency)
+    errors: list[BaseException] = []
+    done = 0
+
+    async def one(job: Job) -> Episode | Failure:
+        nonlocal done
+        async with gate:
+            _line.set(())
+            team = Team(roles, engines, job.seed)
+            try:
+                async with asyncio.timeout(deadline):
+                    finish = await workflow(job.task, team)
+                if not isinstance(finish, Finish):
+                    raise PlayError(f"the workflow returned {type(finish).__name__}, it must return a Finish")
+                turns, finish = team.turns(finish)
+                result: Episode | Failure = Episode(job.id, job.task, turns, finish)
+            except TimeoutError as error:
+                errors.append(error)
+                result = Failure(job.task.id, job.id, "deadline", f"not done after {deadline} s")
+            except TaskTooLong as error:
+                result = Failure(job.task.id, job.id, "overlong_task", str(error))
+            except Exception as error:
+                errors.append(error)
+                result = Failure(job.task.id, job.id, "error", f"{type(error).__name__}: {error}")
+        done += 1
+        if on_done:
+            on_done(done)
+        return result
+
+    results = await asyncio.gather(*(one(job) for job in jobs))
+    episodes = tuple(r for r in results if isinstance(r, Episode))
+    failures = tuple(r for r in results if isinstance(r, Failure))
+    hard = [e for e in errors if not isinstance(e, TimeoutError)]
+    if jobs and not episodes and hard:
+        raise PlayError(f"all {len(jobs)} episodes failed; the first error: {hard[0]}") from hard[0]
+    return Played(episodes, failures)
