@@ -77,6 +77,7 @@ async def _run(recipe: Recipe, folder: Path, console: Any) -> RunResult:
     from cothink.session import assemble
     from cothink.stages.evaluate import evaluate as evaluate_stage
     from cothink.stages.rl import rl
+    from cothink.stages.trackers import Trackers
 
     record = Run(folder, recipe.to_yaml(), recipe.seed)
     try:
@@ -84,6 +85,7 @@ async def _run(recipe: Recipe, folder: Path, console: Any) -> RunResult:
             return RunResult(folder, record.results)
         session = assemble(recipe)
         session.run, session.console = record, console
+        session.trackers = Trackers(recipe.trackers, folder / "trackers", recipe.name, recipe.model_dump())
         _report_skipped(session)
         place = last_checkpoint(folder)
         if place is not None:
@@ -98,6 +100,7 @@ async def _run(recipe: Recipe, folder: Path, console: Any) -> RunResult:
             else:
                 await evaluate_stage(session, stage, index)
             record.finish_stage(index)
+        session.trackers.close()
         return RunResult(folder, record.results)
     finally:
         record.close()

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 GOLD = "GOLD-4711"
 CLOSE = 1e-5
+TEXTS = ("It is \\boxed{7}.", "\\boxed{8}", "7", "", "\\boxed{", "\\boxed{" * 50, "9" * 5_000, "\x00 \ud800 ∑ [FINISH]")
 
 
 def check_workflow(
@@ -77,7 +78,7 @@ def check_workflow(
 def _declared_roles(run: Callable[..., Any], options: Mapping[str, Any]) -> list[str]:
     module = sys.modules[run.__module__]
     declare = getattr(module, "roles", None)
-    found = declare(**effective(run, options)) if callable(declare) else getattr(module, "ROLES", None)
+    found: Any = declare(**effective(run, options)) if callable(declare) else getattr(module, "ROLES", None)
     assert found, (
         f"{module.__name__} names no roles: write ROLES = {{'solver': 'You ...'}} beside run, or pass roles= to the kit"
     )
@@ -116,7 +117,9 @@ def _play(
 def _check_episode(episode: Episode, where: str, roles: Mapping[str, Role]) -> None:
     finish, ids = episode.finish, [turn.id for turn in episode.turns]
     assert finish.reason in FINISH_CODES, f"{where}: finish reason {finish.reason!r}; write one of {[*FINISH_CODES]}"
-    assert isinstance(finish.text, str), f"{where}: Finish.text is a {type(finish.text).__name__}; write the graded text"
+    assert isinstance(finish.text, str), (
+        f"{where}: Finish.text is a {type(finish.text).__name__}; write the graded text"
+    )
     assert finish.turn is None or finish.turn in ids, f"{where}: Finish.turn {finish.turn!r} is no turn of the episode"
     assert episode.turns, f"{where}: nobody spoke"
     for place, turn in enumerate(episode.turns):
@@ -139,8 +142,7 @@ def check_reward(
     """
     bound = bind(function, dict(options or {}), "reward")
     task = task or Task("kit/0", "What is 3 + 4?", "7", {"kind": "number", "level": 1})
-    texts = ("It is \\boxed{7}.", "\\boxed{8}", "7", "", "\\boxed{", "\\boxed{" * 50, "9" * 5_000, "\x00 \ud800 ∑ [FINISH]")
-    for text in texts:
+    for text in TEXTS:
         episode = _chain(task, text)
         for turn in episode.turns:
             where = f"on the text {text[:30]!r} of turn {turn.id} ({turn.role})"
@@ -212,12 +214,10 @@ def _scored() -> list[ScoredTurn]:
             for k in range(1 + play % 3):
                 for role in ("meta", "reasoning"):
                     value = dice.choice((0.0, 0.25, 1.0))
-                    turns.append(
-                        ScoredTurn(
-                            task, f"{task}#{play}", role, "main", k, value, dice.randint(1, 3),
-                            f"{k}{role}", f">{role}", f"state {k}", {"a": value},
-                        )  # fmt: skip
-                    )
+                    keys = {"turn": f"{k}{role}", "prefix": f">{role}", "anchor": f"state {k}"}
+                    tokens = dice.randint(1, 3)
+                    made = ScoredTurn(task, f"{task}#{play}", role, "main", k, value, tokens, components={"a": value})
+                    turns.append(replace(made, **keys))
     return turns
 
 
@@ -252,7 +252,9 @@ def check_loss(
         assert fits, f"metric {name!r} is {pair!r}; write a pair (sum, count) of finite numbers"
     pieces = sum(float(_loss(bound, part, shift=0.1)[0]) for part in parts)
     difference = abs(pieces - float(loss))
-    assert difference < CLOSE, f"two micro-batches differ from the whole by {difference:.2g}; use batch.weights as given"
+    assert difference < CLOSE, (
+        f"two micro-batches differ from the whole by {difference:.2g}; use batch.weights as given"
+    )
     for far in (800.0, -800.0):
         value, slope, _ = _loss(bound, whole, shift=far)
         finite = bool(value.isfinite()) and bool(slope.isfinite().all())

@@ -38,9 +38,11 @@ def run(
     from cothink.recipe import Recipe
 
     loaded = Recipe.load(recipe, overrides or ())
+    from rich.console import Console
+
     from cothink import api
 
-    typer.echo(f"done: {api.run(loaded, out=out)}")
+    typer.echo(f"done: {api.run(loaded, out=out, console=Console()).folder}")
 
 
 @app.command()
@@ -61,9 +63,11 @@ def evaluate(
     limit: Annotated[int | None, typer.Option(min=1, help="How many rows.")] = None,
 ) -> None:
     """Measure a trained team on a data set."""
+    from rich.console import Console
+
     from cothink import api
 
-    typer.echo(api.evaluate(run, on=on, limit=limit))
+    api.evaluate(run, on=on, limit=limit, console=Console())
 
 
 @app.command()
@@ -71,10 +75,13 @@ def solve(
     question: Annotated[str, typer.Argument(metavar="QUESTION")],
     team: Annotated[Path, typer.Option(metavar="RUN", help="A run folder.")],
 ) -> None:
-    """Let a trained team answer one question."""
+    """Let a trained team answer one question: its turns go to stderr, the answer to stdout."""
     from cothink import api
 
-    typer.echo(api.load_team(team).solve(question))
+    found = api.load_team(team).solve(question)
+    for turn in found.turns:
+        typer.echo(f"{turn.role}: {turn.text}", err=True)
+    typer.echo(str(found))
 
 
 @app.command()
@@ -185,6 +192,8 @@ def _outcome(error: Exception) -> tuple[int, str]:
 
     if isinstance(error, RecipeError):
         return 2, f"recipe error\n{error}"
+    if type(error).__module__.startswith("cothink."):  # our own errors say what to do; where they arose does not help
+        return 1, f"error: {error}"
     return 1, "".join(traceback.format_exception(error)).rstrip()
 
 

@@ -131,33 +131,10 @@ class Policy:
         return {**metrics, "updates": float(done), "gradient_norm": norm, "learning_rate": rate}
 
     def _step(self, mini: Sequence[Sample], knobs: Knobs, check: bool) -> tuple[dict[str, tuple[float, float]], float]:
-        """One optimiser step on one mini-batch, its microbatches summed."""
+        """One optimiser step on one mini-batch; a non-finite gradient is never applied."""
         optimizer = self._ready()
         optimizer.zero_grad(set_to_none=True)
-        planned = None if knobs.planned_units is None else knobs.planned_units / knobs.updates
-        weights = weights_for(
-            mini,
-            knobs.aggregate,
-            turns_ref=knobs.turns_ref,
-            length_ref=knobs.length_ref,
-            planned_units=planned,
-            role_balance=knobs.role_balance,
-        )
-        total: dict[str, tuple[float, float]] = {}
-        place = {id(s): i for i, s in enumerate(mini)}
-        for micro in microbatches(mini, knobs.microbatch_tokens):
-            rows = [place[id(s)] for s in micro]
-            batch = pad(micro, [weights[i] for i in rows], pad_id=0).to(self.device)
-            if knobs.needs_reference:
-                batch.ref_logprobs = self.reference_logprobs(batch)
-                self.activate()
-            logprobs, batch.entropy = self.logprobs(batch, entropy_in_loss=knobs.entropy_in_loss)
-            if check:
-                gap = self._gap(logprobs.detach(), batch)
-                merge(total, {"engine_gap_max": (gap[0], 1.0), "engine_gap": gap[1:]})
-            loss, stats = knobs.loss(logprobs, batch)
-            loss.backward()
-            merge(total, {**stats, "loss": (float(loss.detach()), 0.0)})
+        total = self.accumulate(mini, knobs, check=check)
         norm = float(nn.utils.clip_grad_norm_(self.parameters(), self.settings.max_grad_norm))
         if math.isfinite(norm):
             optimizer.step()
@@ -170,6 +147,37 @@ class Policy:
                 raise TrainingError(f"policy {self.name}: {BAD_UPDATES} updates in a row had a non-finite gradient")
         optimizer.zero_grad(set_to_none=True)
         return total, norm
+
+    def accumulate(
+        self, mini: Sequence[Sample], knobs: Knobs, *, check: bool = False
+    ) -> dict[str, tuple[float, float]]:
+        """Adds the gradient of one whole mini-batch, however it is cut into microbatches; returns (sum, count) metrics.
+
+        `check` compares the trainer's log-probs with the engine's.
+        """
+        planned = None if knobs.planned_units is None else knobs.planned_units / knobs.updates
+        weights = weights_for(
+            mini,
+            knobs.aggregate,  # type: ignore[arg-type]
+            turns_ref=knobs.turns_ref,
+            length_ref=knobs.length_ref,
+            planned_units=planned,
+            role_balance=knobs.role_balance,  # type: ignore[arg-type]
+        )
+        total: dict[str, tuple[float, float]] = {}
+        place = {id(s): i for i, s in enumerate(mini)}
+        for micro in microbatches(mini, knobs.microbatch_tokens):
+            batch = pad(micro, [weights[place[id(s)]] for s in micro]).to(self.device)
+            if knobs.needs_reference:
+                batch.ref_logprobs = self.reference_logprobs(batch)
+            logprobs, batch.entropy = self.logprobs(batch, entropy_in_loss=knobs.entropy_in_loss)
+            if check:
+                worst, gap, count = self._gap(logprobs.detach(), batch)
+                merge(total, {"engine_gap_max": (worst, 1.0), "engine_gap": (gap, count)})
+            loss, stats = knobs.loss(logprobs, batch)
+            loss.backward()
+            merge(total, {**stats, "loss": (float(loss.detach()), 0.0)})
+        return total
 
     def _gap(self, logprobs: Tensor, batch: Batch) -> tuple[float, float, float]:
         """max, sum and count of |log-prob(engine) - log-prob(trainer)| over trained tokens."""

@@ -14,7 +14,8 @@ from typing import Any
 
 from cothink import rules
 from cothink.recipe import RL, Evaluate, Recipe
-from cothink.resolve import bind, effective, resolve
+from cothink.resolve import Problem, RecipeError, bind, effective, resolve
+from cothink.tasks import DataError, data_root, report
 from cothink.types import Episode, Role, Task
 
 PLACEHOLDER = Task("check/0", "(a question of this data set)", "(its answer)")
@@ -110,15 +111,20 @@ def _most(recipe: Recipe, task: Task) -> Calls:
 
 def _data(recipe: Recipe, name: str) -> Data:
     block = recipe.tasks[name]
-    load = bind(resolve("tasks", block.name, f"tasks.{name}"), block.options, f"tasks.{name}")
+    where = f"tasks.{name}"
+    if "hub" in block.options:
+        return Data(None, PLACEHOLDER, f"on the hub ({block.options['hub']}), not read by a check")
     try:
-        tasks: Sequence[Task] = list(load())
-    except (OSError, ImportError) as error:  # data that lives elsewhere: the recipe is right all the same
-        return Data(None, PLACEHOLDER, f"not here ({str(error).splitlines()[0]})")
+        tasks = bind(resolve("tasks", block.name, where), block.options, where)()
+    except ValueError as error:
+        if isinstance(error, DataError) and "path" not in block.options and not data_root().is_dir():
+            # Data that lives elsewhere: the recipe is right all the same.
+            return Data(None, PLACEHOLDER, f"not here: {error}")
+        raise RecipeError(Problem(where, str(error), code="E01")) from error
+    tasks = tasks if isinstance(tasks, Sequence) else list(tasks)
     if not tasks:
-        return Data(0, PLACEHOLDER, "the loader returned nothing")
-    skipped = len(getattr(tasks, "skipped", ()))
-    return Data(len(tasks), tasks[0], f"{skipped} more were skipped" if skipped else "")
+        raise RecipeError(Problem(where, "the loader returned no rows"))
+    return Data(len(tasks), tasks[0], report(tasks).replace("\n", "; "))
 
 
 def _evaluate(label: str, recipe: Recipe, stage: Any, data: Mapping[str, Data], most: Calls) -> Iterator[str]:
@@ -136,8 +142,8 @@ def _rl(label: str, recipe: Recipe, stage: Any, data: Mapping[str, Data], most: 
     yield f"{label}: rl on {stage.on}, {stage.steps:,} steps; a step is"
     yield f"  {_plays(stage.tasks_per_step, stage.episodes_per_task, most)}"
     yield f"  {episodes * len(trained):,} samples ({samples}), {updates}"
-    if stage.filter.name != "none" or stage.void_filter:
-        yield f"  rows that teach nothing are dropped; up to {stage.oversample_max:g} times as many are played to refill"
+    if stage.filter.name != "none":
+        yield f"  rows that teach nothing are dropped; up to {stage.oversample_max:g} times as many are played instead"
     if stage.schedule.name == "alternate":
         policies = list(dict.fromkeys(recipe.team.roles[name].policy for name in trained))
         first = stage.schedule.first or policies[0]
@@ -149,6 +155,8 @@ def _rl(label: str, recipe: Recipe, stage: Any, data: Mapping[str, Data], most: 
         f"  in all {total:,} rows{passes}, {stage.steps * episodes:,} episodes, "
         f"at most {stage.steps * episodes * every:,} calls and {_tokens(stage.steps * episodes * most.tokens)}"
     )
+    if stage.token_budget is not None:
+        yield f"  ends early once {_tokens(stage.token_budget)} were sampled"
 
 
 def _plays(rows: int | None, each: int, most: Calls) -> str:

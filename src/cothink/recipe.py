@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, ValidationError, model_serializer, model_validator
 from pydantic_core import PydanticCustomError
 
-from cothink import presets, rules, source
+from cothink import presets, rules, source, wiring
 from cothink.losses import Aggregate
-from cothink.resolve import Problem, RecipeError, bind, effective, listing, nearest, resolve, unknown
+from cothink.resolve import Problem, RecipeError, bind, listing, nearest, resolve, unknown
 from cothink.types import Role, Sampling
 
 Count = Annotated[int, Field(gt=0)]
@@ -111,6 +111,12 @@ class PolicyPart(Tree):
         return data
 
 
+class EnginePart(Block):
+    """Who samples for the policies whose weights are here."""
+
+    name: str = "local"
+
+
 class Schedule(Tree):
     """Which policies learn: all of them each step, or one after the other, `every` steps, beginning with `first`."""
 
@@ -132,6 +138,12 @@ class Credit(Tree):
 
     name: Literal["broadcast", "turn_return"] = "broadcast"
     gamma: Share = 1.0
+
+
+class Estimator(Block):
+    """The function that turns returns into advantages."""
+
+    name: str = "rloo"
 
 
 class Loss(Block):
@@ -189,7 +201,7 @@ class RL(Tree):
     schedule: Schedule = Schedule()
     rewards: Annotated[tuple[Reward, ...], Field(min_length=1)] = (Reward(name="answer.correct"),)
     credit: Credit = Credit()
-    estimator: Block = Block(name="rloo")
+    estimator: Estimator = Estimator()
     loss: Loss = Loss()
     unfinished: Literal["zero", "keep", "mask", "bootstrap"] = "mask"
     mask_cap: Annotated[float, Field(gt=0, lt=1)] = 0.25
@@ -223,7 +235,7 @@ class Recipe(Tree):
     team: TeamPart
     policies: Annotated[dict[str, PolicyPart], Field(min_length=1)]
     tasks: Annotated[dict[str, Block], Field(min_length=1)]
-    engine: Block = Block(name="local")
+    engine: EnginePart = EnginePart()
     stages: Annotated[tuple[Stage, ...], Field(min_length=1)]
     trackers: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
     output: str = "runs"
@@ -238,13 +250,13 @@ class Recipe(Tree):
         where = "" if isinstance(recipe, Mapping) else str(recipe)
         merged = {**tree, "stages": [_with_preset(s) for s in _stages(tree)]} if "stages" in tree else tree
         first = _validated(cls, merged, where)
+        _raise(rules.links(first))
         idle = rules.idle(first)
         written = [p for p in idle if _has(tree, p.where)]
         if written:
             raise RecipeError(*(p.problem() for p in written))
         for setting in idle:
             _remove(merged, setting.where)
-        _raise(rules.links(first))
         for k, stage in enumerate(first.stages):
             if isinstance(stage, RL):
                 merged["stages"][k] = _with_denominators(first, stage, merged["stages"][k])
@@ -262,7 +274,7 @@ class Recipe(Tree):
 
     def roles(self) -> dict[str, Role]:
         """The team's roles, with the workflow's system prompts where the recipe has none."""
-        prompts = workflow_roles(self) or {}
+        prompts = wiring.workflow_roles(self) or {}
         seats = self.team.roles.items()
         return {
             name: Role(
@@ -278,70 +290,13 @@ class Recipe(Tree):
     def _bind(self) -> None:
         """Resolves every name and binds every option once, so that nothing is left to fail later."""
         problems: list[Problem] = []
-        for kind, where, block in blocks(self):
+        for kind, where, block in wiring.blocks(self):
             try:
                 bind(resolve(kind, block.name, where), block.options, where)
             except RecipeError as error:
                 problems += error.problems
         _raise(problems)
-        _raise(_seats(self))
-
-
-def blocks(recipe: Recipe) -> list[tuple[str, str, Block]]:
-    """Every named function of a recipe: (kind, dotted place, block)."""
-    found: list[tuple[str, str, Block]] = [("workflow", "team.workflow", recipe.team.workflow)]
-    found += [("tasks", f"tasks.{name}", block) for name, block in recipe.tasks.items()]
-    found.append(("engine", "engine", recipe.engine))
-    for k, stage in enumerate(recipe.stages):
-        if isinstance(stage, RL):
-            found += [("reward", f"stages.{k}.rewards.{j}", block) for j, block in enumerate(stage.rewards)]
-            found.append(("estimator", f"stages.{k}.estimator", stage.estimator))
-            found.append(("loss", f"stages.{k}.loss", stage.loss))
-    return found
-
-
-def workflow_roles(recipe: Recipe) -> dict[str, str] | None:
-    """Role name -> default system prompt as the workflow's module declares them; None when it declares none."""
-    found = _beside_workflow(recipe, "roles", "ROLES")
-    return None if found is None else dict(found)
-
-
-def expected_turns(recipe: Recipe) -> int:
-    """The most turns one role has in one episode: what the workflow says, else its `max_turns`, else 1."""
-    found = _beside_workflow(recipe, "turns", "TURNS")
-    if found is None:
-        options = effective(resolve("workflow", recipe.team.workflow.name), recipe.team.workflow.options)
-        found = options.get("max_turns", 1)
-    return int(found)
-
-
-def _beside_workflow(recipe: Recipe, function: str, constant: str) -> Any:
-    import sys
-
-    run = resolve("workflow", recipe.team.workflow.name, "team.workflow")
-    module = sys.modules.get(run.__module__)
-    declare = getattr(module, function, None)
-    if not callable(declare):
-        return getattr(module, constant, None)
-    options = bind(run, recipe.team.workflow.options, "team.workflow").keywords  # type: ignore[attr-defined]
-    return declare(**effective(run, options))
-
-
-def _seats(recipe: Recipe) -> list[Problem]:
-    """The recipe's roles against those the workflow asks for."""
-    needed = workflow_roles(recipe)
-    if needed is None:
-        return []
-    name, given = recipe.team.workflow.name, recipe.team.roles
-    problems = []
-    for role in needed.keys() - given.keys():
-        what = f"workflow {name!r} needs the role {role!r}"
-        problems.append(Problem("team.roles", what, f"{role}: {{policy: {next(iter(recipe.policies))}}}", code="E01"))
-    for role in given.keys() - needed.keys():
-        what = f"workflow {name!r} has no role {role!r}"
-        fix = f"its roles: {listing(needed)}"
-        problems.append(Problem(f"team.roles.{role}", what, fix, nearest(role, needed), "E01"))
-    return problems
+        _raise(wiring.seats(self))
 
 
 def _with_denominators(recipe: Recipe, stage: RL, tree: dict[str, Any]) -> dict[str, Any]:
@@ -350,7 +305,7 @@ def _with_denominators(recipe: Recipe, stage: RL, tree: dict[str, Any]) -> dict[
         return tree
     found: dict[str, Any] = {}
     if stage.loss.turns_ref is None:
-        found["turns_ref"] = float(expected_turns(recipe))
+        found["turns_ref"] = float(wiring.expected_turns(recipe))
     if stage.loss.length_ref is None and stage.loss.aggregate == "const_token":
         found["length_ref"] = float(max(r.max_tokens for r in recipe.team.roles.values() if r.trainable))
     loss = tree.get("loss", {})
@@ -413,10 +368,8 @@ def _raise(problems: Iterable[Problem]) -> None:
 
 def _has(tree: Any, path: tuple[str | int, ...]) -> bool:
     for key in path:
-        if isinstance(tree, Mapping):
-            if key not in tree:
-                return False
-        elif not isinstance(tree, list | tuple) or not isinstance(key, int):
+        inside = key in tree if isinstance(tree, Mapping) else isinstance(tree, list | tuple)
+        if not inside:
             return False
         tree = tree[key]
     return True

@@ -6,12 +6,12 @@ sampling from which nothing can be learned.
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from cothink import wiring
 from cothink.losses import RANGES
 from cothink.resolve import Problem, RecipeError, effective, listing, resolve, unknown
 
@@ -84,7 +84,7 @@ class _Spot:
         self.estimator_options = _seen("estimator", stage.estimator)
         self.loss_options = _seen("loss", stage.loss)
         self.known_loss = stage.loss.name == "policy"
-        self.turns = _turns(recipe)
+        self.turns = wiring.expected_turns(recipe)
 
     def option(self, name: str) -> Any:
         """The value the loss will see."""
@@ -116,12 +116,6 @@ def _seen(kind: str, block: Any) -> Mapping[str, Any]:
     return effective(resolve(kind, block.name), block.options)
 
 
-def _turns(recipe: Recipe) -> int:
-    from cothink.recipe import expected_turns
-
-    return expected_turns(recipe)
-
-
 def _learning(recipe: Recipe) -> Iterator[tuple[int, Any]]:
     return ((k, stage) for k, stage in enumerate(recipe.stages) if stage.kind == "rl")
 
@@ -131,12 +125,11 @@ def _estimator(s: _Spot) -> Iterator[Problem]:
     if s.groups and s.episodes < 2:
         what = f"{name} compares the plays of one row, and there is only one"
         yield s.error("E03", "episodes_per_task", what, "2 or more, or estimator: rfpp")
-    if scope == "prefix" and not _branches(s.recipe):
+    if scope == "prefix" and not wiring.branches(s.recipe):
         what = f"scope prefix compares sibling turns, and workflow {s.recipe.team.workflow.name!r} has none"
         yield s.error("E05", "estimator.scope", what, "scope: role, or a workflow that samples siblings")
-    if scope == "anchor" and ":" not in s.recipe.tasks[s.stage.on].name:
-        what = f"the tasks {s.stage.on!r} define no anchor states"
-        yield s.error("E06", "estimator.scope", what, "scope: role")
+    if scope == "anchor":
+        yield s.error("E06", "estimator.scope", "the tasks of a recipe define no anchor states", "scope: role")
     if name == "gdpo":
         given, needed = s.estimator_options.get("weights", {}), {r.name for r in s.stage.rewards}
         if needed - set(given):
@@ -148,7 +141,7 @@ def _estimator(s: _Spot) -> Iterator[Problem]:
     if s.estimator_options.get("whiten_scope") == "batch" and len(s.roles) > 1:
         what = f"whitening over the batch mixes the roles {listing(s.roles)}"
         yield s.warn("W02", "estimator.whiten_scope", what, "whiten_scope: role")
-    if scope == "role_turn" and s.turns > 1 and not _branches(s.recipe):
+    if scope == "role_turn" and s.turns > 1 and not wiring.branches(s.recipe):
         what = "episodes of different length leave late turns alone in their group, with advantage 0"
         yield s.warn("W03", "estimator.scope", what, "scope: role")
     weighting = s.estimator_options.get("weighting")
@@ -297,14 +290,6 @@ def _cold_start(recipe: Recipe) -> Iterator[Problem]:
         yield Problem(where, what, "an evaluate stage before it", code="W17")
 
 
-def _branches(recipe: Recipe) -> bool:
-    """Whether the workflow samples sibling turns: its module's `branches(**options)`; user code without it may."""
-    name = recipe.team.workflow.name
-    run = resolve("workflow", name)
-    declare = getattr(sys.modules[run.__module__], "branches", None)
-    return bool(declare(**effective(run, recipe.team.workflow.options))) if declare else ":" in name
-
-
 def links(recipe: Recipe) -> list[Problem]:
     """Names inside the recipe that point nowhere, and parts nothing points to."""
     roles, policies, problems = recipe.team.roles, recipe.policies, []
@@ -313,7 +298,9 @@ def links(recipe: Recipe) -> list[Problem]:
             problems.append(unknown(f"team.roles.{name}.policy", "policy", role.policy, policies))
     used = {role.policy for role in roles.values()}
     for name in policies.keys() - used:
-        problems.append(Problem(f"policies.{name}", "no role uses this policy", f"policy: {name} in a role", code="idle"))
+        problems.append(
+            Problem(f"policies.{name}", "no role uses this policy", f"policy: {name} in a role", code="idle")
+        )
     for k, stage in enumerate(recipe.stages):
         where = f"stages.{k}"
         if stage.on not in recipe.tasks:
@@ -336,7 +323,9 @@ def _rl_links(recipe: Recipe, stage: Any, where: str) -> Iterator[Problem]:
     if first is not None and first not in (*trained, *trained.values()):
         yield unknown(f"{where}.schedule.first", "trained policy or role", first, (*trained, *trained.values()))
     if not trained:
-        yield Problem("team.roles", "an rl stage needs a role that learns", "trainable: true in one of them", code="E01")
+        yield Problem(
+            "team.roles", "an rl stage needs a role that learns", "trainable: true in one of them", code="E01"
+        )
     for name, policy in trained.items():
         if policy in recipe.policies and recipe.policies[policy].model.startswith("openai:"):
             what = f"role {name!r} is trained, and {recipe.policies[policy].model} has no weights here"
@@ -368,8 +357,7 @@ def _idle_stage(k: int, stage: Any) -> Iterator[Idle]:
         (stage.filter.name not in ("accuracy", "success"), f"filter {stage.filter.name} has no bounds",
          ["filter.low", "filter.high"]),
         (stage.filter.name != "spread", "only filter spread has it", ["filter.top_p"]),
-        (stage.filter.name == "none" and not stage.void_filter, "without a filter nothing is sampled again",
-         ["oversample_max"]),
+        (stage.filter.name == "none", "without a filter no row is played in place of another", ["oversample_max"]),
         (not stage.loss.aggregate.startswith("const_"), f"{stage.loss.aggregate} divides by what is there",
          ["loss.turns_ref"]),
         (stage.loss.aggregate != "const_token", "only const_token divides by it", ["loss.length_ref"]),

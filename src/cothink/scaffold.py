@@ -46,13 +46,13 @@ def new(kind: str, name: str, folder: Path) -> Made:
 
 
 def _test(kind: str, function: str, call: str) -> str:
-    return f'''from cothink.checks import check_{kind}
+    return f"""from cothink.checks import check_{kind}
 from NAME import {function}
 
 
 def test_NAME_keeps_the_rules():
     {call}
-'''
+"""
 
 
 WORKFLOW = '''"""NAME: one role drafts, another improves the draft."""
@@ -64,7 +64,7 @@ from cothink.types import FINISHED, Finish, Task
 # Role name -> default system prompt; a recipe may write its own.
 ROLES = {
     "writer": "Solve the problem step by step. Finish with the final answer inside \\\\boxed{}.",
-    "editor": "You are given a problem and a draft. Correct the draft. Finish with the final answer inside \\\\boxed{}.",
+    "editor": "You are given a problem and a draft. Correct it. Finish with the final answer inside \\\\boxed{}.",
 }
 
 

@@ -32,6 +32,7 @@ class Session:
     tasks: dict[str, Sequence[Task]] = field(default_factory=dict)
     run: Run | None = None
     console: Any = None
+    trackers: Any = None
 
     def say(self, text: str) -> None:
         """Prints one line, when there is somebody to read it."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -57,17 +56,24 @@ _Dumper.add_representer(tuple, lambda dumper, data: dumper.represent_list(data))
 def read(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> dict[str, Any]:
     """The mapping of a recipe file (or of a mapping), with the overrides applied."""
     if isinstance(source, Mapping):
-        tree = copy.deepcopy(dict(source))
+        tree = _unshared(source)
     else:
         path = Path(source)
         if not path.is_file():
             raise RecipeError(Problem(str(source), "no such recipe file", "the path of a .yaml file", _similar(path)))
-        tree = parse(path.read_text(encoding="utf-8"), str(source))
+        tree = _unshared(parse(path.read_text(encoding="utf-8"), str(source)))
     if not isinstance(tree, dict):
         raise RecipeError(Problem(str(source), "a recipe is a mapping", "name: ..., team: ..., stages: ..."))
     for text in overrides:
         override(tree, text)
     return tree
+
+
+def _unshared(tree: Any) -> Any:
+    """A copy in which nothing is shared: a YAML anchor is one object, and an override must change one place only."""
+    if isinstance(tree, Mapping):
+        return {str(key): _unshared(value) for key, value in tree.items()}
+    return [_unshared(value) for value in tree] if isinstance(tree, list | tuple) else tree
 
 
 def parse(text: str, where: str) -> Any:
@@ -93,29 +99,23 @@ def override(tree: dict[str, Any], text: str) -> None:
     if not path or remove == bool(equals):
         fix = "path.to.key=value, such as stages.1.steps=5, or ~path.to.key to remove one"
         raise RecipeError(Problem(f"override {text!r}", "not an override", fix))
-    *parents, last = path.split(".")
+    *parents, key = path.split(".")
     node: Any = tree
-    for depth, key in enumerate(parents):
-        node = _child(node, key, path, depth)
-    if isinstance(node, list):
-        last = _index(node, last, path)
-        if remove:
-            del node[last]
-            return
-    elif remove and last not in node:
-        raise RecipeError(Problem(f"override {text!r}", f"there is no {path} to remove", "", nearest(last, node)))
-    if remove:
+    for depth, parent in enumerate(parents):
+        node = _child(node, parent, path, depth)
+    last: Any = _index(node, key, path) if isinstance(node, list) else key
+    if not remove:
+        node[last] = parse(value, f"override {text!r}")
+    elif isinstance(node, list) or last in node:
         del node[last]
     else:
-        node[last] = parse(value, f"override {text!r}")
+        raise RecipeError(Problem(f"override {text!r}", f"there is no {path} to remove", "", nearest(last, node)))
 
 
 def _child(node: Any, key: str, path: str, depth: int) -> Any:
     """The container under `key`, made when absent; a bare name there (`estimator: rloo`) becomes a mapping."""
-    if isinstance(node, list):
-        place = _index(node, key, path)
-    else:
-        place = key
+    place: Any = _index(node, key, path) if isinstance(node, list) else key
+    if isinstance(node, dict):
         node.setdefault(key, {})
     if isinstance(node[place], str):
         node[place] = {"name": node[place]}

@@ -83,11 +83,8 @@ def test_episode_weighting_leaves_no_push_where_the_loss_weighs_episodes():
 
 
 def test_small_groups_borrow_the_std_of_their_task():
-    turns = scored(
-        *(("t", f"e{i}", "meta", v) for i, v in enumerate([1, 0, 0, 0])),
-        ("t", "e0", "rescue", 1),
-        ("t", "e1", "rescue", 0),
-    )
+    meta = [("t", f"e{i}", "meta", v) for i, v in enumerate([1, 0, 0, 0])]
+    turns = scored(*meta, ("t", "e0", "rescue", 1), ("t", "e1", "rescue", 0))
     own, borrowed = grpo(turns, min_members_for_std=2)[-1], grpo(turns)[-1]
     assert own == pytest.approx(-0.707107, abs=1e-5)
     assert borrowed == pytest.approx(-0.5 / (math.sqrt(4 / 3 / 5) + 1e-6))
@@ -96,7 +93,7 @@ def test_small_groups_borrow_the_std_of_their_task():
 def test_running_average_starts_at_the_first_batch_and_survives():
     state: dict[str, float] = {}
     assert rae(group(1, 0, 1, 0), state) == pytest.approx([0.5, -0.525, 0.50125, -0.5238125])
-    assert rae(group(1), state) == pytest.approx([1 - 0.4976178], abs=1e-6)
+    assert rae(group(1), state) == pytest.approx([1 - 0.497621875], abs=1e-6)
     assert rae(scored(("t", "e", "r", 1, 0), ("t", "e", "r", 1, 1)), {"r": 0.0}) == [1, 1]  # one update an episode
 
 
@@ -111,9 +108,7 @@ def test_gdpo_normalises_every_reward_alone_and_wants_all_weights():
 
 
 def test_share_of_turns_that_teach_nothing():
-    turns = scored(
-        ("a", "e0", "r", 1), ("b", "e1", "r", 1), ("b", "e2", "r", 1), ("c", "e3", "r", 0), ("c", "e4", "r", 1)
-    )
+    turns = scored(*((t, f"e{i}", "r", v) for i, (t, v) in enumerate(["a1", "b1", "b1", "c0", "c1"])))
     assert group_metrics(turns) == pytest.approx(
         {"singleton_share": 0.2, "degenerate_share": 0.4, "group_std": 0.5 / 3}
     )
@@ -161,12 +156,7 @@ def test_laws_with_one_turn_per_episode(rows, rng):
 def test_doubled_episodes_at_half_weight_change_nothing(rows):
     turns = scored(*((t, f"e{i}", r, v) for i, (t, r, v) in enumerate(rows)))
     twice = turns + scored(*((t.task, f"{t.episode}x", t.role, t.value) for t in turns))
-    sizes: dict[tuple[str, str], int] = {}
-    for t in turns:
-        sizes[t.task, t.role] = sizes.get((t.task, t.role), 0) + 1
-    for t, once, again in zip(turns, dr_grpo(turns), dr_grpo(twice)):
-        # A lone episode is a group of one: 0 either way, since its copy has the same value.
-        assert again == pytest.approx(once if sizes[t.task, t.role] > 1 else 0.0, abs=1e-12)
+    assert dr_grpo(twice)[: len(turns)] == pytest.approx(dr_grpo(turns), abs=1e-12)
 
 
 def test_keyword_parameters_are_the_options():

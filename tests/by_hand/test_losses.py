@@ -256,9 +256,7 @@ def test_const_modes_are_sums_of_single_episode_gradients():
     for mode, adds_up in [("const_turn", True), ("const_token", True), ("turn_mean", False), ("token_mean", False)]:
         refs = {"turns_ref": 2, "length_ref": 3, "planned_units": 2} if mode.startswith("const") else {}
         _, whole, _ = run(make(turns, advantages, mode=mode, **refs), new)
-        parts = [
-            run(make(turns[i : i + 1], advantages[i : i + 1], mode=mode, **refs), new[i : i + 1])[1] for i in (0, 1)
-        ]
+        parts = [run(make([turns[i]], [advantages[i]], mode=mode, **refs), [new[i]])[1] for i in (0, 1)]
         assert torch.allclose(whole, torch.cat(parts), atol=1e-12) is adds_up
 
 

@@ -314,9 +314,8 @@ def sapo(i, p):
 def gspo(i, p):
     n = len(i["dlogp"])
     part = {"old_logp": [0.0] * n, "new_logp": i["dlogp"], "advantages": [i["advantage"]] * n}
-    loss, grad, means = loss_of(
-        [[part]], "turn_mean", ratio="turn_geo", clip="gspo", low=p["eps_low"], high=p["eps_high"]
-    )
+    bounds = {"low": p["eps_low"], "high": p["eps_high"]}
+    loss, grad, means = loss_of([[part]], "turn_mean", ratio="turn_geo", clip="gspo", **bounds)
     return {"loss": loss, "grad_logp": grad, "ratio": means["ratio_max"]}
 
 

@@ -27,6 +27,7 @@ PEAK, FLOOR, WARMUP = 3e-3, 0.02, 0.03
 OTHER_WEIGHT = 0.05
 """Loss weight of a token that no assistant wrote, against 1 for one that an assistant did."""
 SAVE_SECONDS, LOG_STEPS = 300, 100
+"""Save this often, measure at every second save, log the loss this often."""
 
 
 def new_model(tokenizer) -> LlamaForCausalLM:
@@ -94,7 +95,7 @@ def train(model, tokenizer, out: Path, minutes: float, seed: int) -> int:
     optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK, betas=(0.9, 0.98), weight_decay=0.05, fused=True)
     rows = Rows(tokenizer, seed)
     began = saved = time.monotonic()
-    spent, losses, tokens = 0.0, [], 0
+    spent, losses, tokens, saves = 0.0, [], 0, 0
     for step, (ids, weights) in enumerate(rows):
         progress = (time.monotonic() - began - spent) / (60 * minutes)
         if progress >= 1:
@@ -115,10 +116,12 @@ def train(model, tokenizer, out: Path, minutes: float, seed: int) -> int:
             mean = sum(losses) / len(losses)
             losses.clear()
             print(f"{progress:6.1%}  step {step}  tokens {tokens:,}  loss {mean:.4f}", flush=True)
-        if time.monotonic() - saved > min(SAVE_SECONDS, 20 * minutes):
+        if time.monotonic() - saved > min(SAVE_SECONDS, 15 * minutes):
             pause = time.monotonic()
             save(model, tokenizer, out)
-            print(report(model, tokenizer, 240), flush=True)
+            saves += 1
+            if saves % 2 == 0:
+                print(report(model, tokenizer, 120), flush=True)
             saved = time.monotonic()
             spent += saved - pause
     return tokens
@@ -169,7 +172,7 @@ def main() -> None:
     print(f"{sum(p.numel() for p in model.parameters()):,} weights, {len(tokenizer)} tokens", flush=True)
     tokens = train(model, tokenizer, args.out, args.minutes, args.seed)
     save(model, tokenizer, args.out)
-    print(f"{tokens:,} tokens seen\n{report(model, tokenizer, 2000, (1, 8))}", flush=True)
+    print(f"{tokens:,} tokens seen\n{report(model, tokenizer, 800, (1, 8))}", flush=True)
 
 
 if __name__ == "__main__":

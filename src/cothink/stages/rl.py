@@ -279,6 +279,8 @@ async def _evaluate(session: Session, stage: RL, index: int, here: Progress) -> 
 def _log(session: Session, stage: RL, index: int, here: Progress, values: Mapping[str, Any]) -> None:
     if session.run is not None:
         session.run.metrics(index, here.step, values)
+    if session.trackers is not None:
+        session.trackers.log(values, here.step)
     seconds = values["seconds_collect"] + values["seconds_learn"]
     gap = max((v for k, v in values.items() if k.endswith("/engine_gap_max")), default=0.0)
     session.say(

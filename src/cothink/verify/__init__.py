@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from cothink.types import Task
-from cothink.verify import exact, extract as _extract
+from cothink.verify import exact
+from cothink.verify import extract as _extract
 from cothink.verify.exact import Choices
 from cothink.verify.extract import Found, has_answer_format, has_box, last_box
 
@@ -45,7 +46,7 @@ TIMEOUT = 2.0
 """Seconds of wall clock one item may cost, counted from when it starts."""
 MAX_ANSWER = 2_000
 """Longest extracted answer that is compared at all."""
-MAX_DEPTH = 40
+MAX_DEPTH = 20
 """Deepest nesting of brackets that is compared at all: parsers recurse."""
 
 Word = Literal["right", "wrong", "unparsable", "error"]
@@ -266,7 +267,7 @@ def _grade_number(kind: str, gold: str, found: Found) -> Verdict | Job:
             found = Found(answer, "whole")
     answer = found.text
     if found.how != "prose":
-        if exact.same_spelling(gold, answer):
+        if exact.same_spelling(gold, answer) or exact.same_option(gold, answer):
             return Verdict("right", answer=answer[:200])
         loose = kind != "math" and wanted is not None
         got = exact.number(answer) if loose else exact.plain_number(answer)

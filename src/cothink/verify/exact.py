@@ -22,8 +22,8 @@ _NOISE = re.compile(r"\\[$%]|[$%€£°]|\\!|\\,|\\;|\^\s?\{?\s?\\circ\s?\}?|\\d
 _WORD = re.compile(r"[A-Za-z]+(?:/[A-Za-z]+)?")
 # Words that change a number's value: text that holds one of them is more than a number with a unit.
 _NOT_UNITS = frozenset(
-    "pi sqrt root squared cubed sin cos tan log ln exp hundred thousand million billion trillion dozen half third "
-    "quarter minus negative plus times over factorial not no or than least most".split()
+    """pi sqrt root squared cubed sin cos tan log ln exp hundred thousand million billion trillion dozen half third
+    quarter minus negative plus times over factorial not no or than least most""".split()  # noqa: SIM905
 )
 
 _LEAD = r"(?:the\s)?(?:(?:correct|right|best)\s)?(?:(?:answer|option|choice)(?:\sis)?:?\s?)?"
@@ -63,16 +63,16 @@ def number(text: str) -> Fraction | None:
     rest = text[: found[0].start()] + " " + text[found[0].end() :]
     words = _WORD.findall(rest.lower())
     # `5cm` is five with a unit, `2x` and `2^3` are no numbers.
-    if _WORD.sub("", rest).strip(" \t\n.,;:!?'\"()") or any(w in _NOT_UNITS or (len(w) < 2 and w != "a") for w in words):
+    strange = _WORD.sub("", rest).strip(" \t\n.,;:!?'\"()")
+    if strange or any(word in _NOT_UNITS or (len(word) < 2 and word != "a") for word in words):
         return None
     return plain_number(found[0].group())
 
 
 def last_number(text: str) -> str | None:
     """The last number or trailing `$...$` of a prose text, whichever ends later."""
-    found = None
-    for found in _ANY.finditer(text):
-        pass
+    numbers = list(_ANY.finditer(text))
+    found = numbers[-1] if numbers else None
     maths = trailing_maths(text)
     if maths and (found is None or maths[1] >= found.end()):
         return peel(maths[0])
@@ -135,6 +135,12 @@ def fold(text: str) -> str:
 def same_spelling(gold: str, answer: str) -> bool:
     r"""Whether two mathematical answers are written alike up to spacing, `\left`, `\dfrac`, `\text` and `$`."""
     return _spelling(gold) == _spelling(answer)
+
+
+def same_option(gold: str, answer: str) -> bool:
+    r"""Whether the gold is one option letter, as in `\\text{(C)}`, and the answer names it, perhaps before its text."""
+    wanted = _spelling(gold)
+    return re.fullmatch("[A-H]", wanted) is not None and letter(answer) == wanted
 
 
 def _spelling(text: str) -> str:

@@ -18,7 +18,9 @@ _MARKER = re.compile(r"final\s{1,8}answer(?:\s{1,8}is)?\*{0,4}\s{0,4}:\*{0,4}", 
 _BLANK = re.compile(r"\\(?:text|mathrm)\{\s*\}|\\[,;:! ]|[\s${}~.]")
 _COMMAND = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mbox)\{[^{}]*\}|\\[A-Za-z]+")
 _WORD = re.compile(r"[A-Za-z]{3,}")
-_FUNCTIONS = frozenset("sqrt sin cos tan cot sec csc arcsin arccos arctan log exp inf infinity".split())
+_FUNCTIONS = frozenset(
+    "sqrt sin cos tan cot sec csc arcsin arccos arctan log exp inf infinity".split()  # noqa: SIM905
+)
 _FENCES = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"), ("`", "`"), ("{", "}"))
 
 

@@ -83,7 +83,7 @@ def _problem(task: Task, timeout: float) -> str | None:
         job = pool.Job("math_verify", worker.maths, (gold.strip(), False, gold.strip()))
         word, _, detail, _ = pool.run(job, timeout)
     else:
-        text = f"\\boxed{{{gold}}}"
-        verdict = v.verify(kind, gold, text, timeout=timeout, choices=task.meta.get("choices"), gym=task.meta.get("gym"))
+        text, meta = f"\\boxed{{{gold}}}", task.meta
+        verdict = v.verify(kind, gold, text, timeout=timeout, choices=meta.get("choices"), gym=meta.get("gym"))
         word, detail = verdict.verdict, verdict.detail
     return None if word == "right" else f"{task.id}: gold {str(gold)[:80]!r} is {word} against itself: {detail}"

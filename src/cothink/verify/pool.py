@@ -6,6 +6,7 @@ import asyncio
 import atexit
 import importlib.util
 import multiprocessing.context
+import multiprocessing.process
 import multiprocessing.spawn
 import os
 import signal
@@ -148,6 +149,9 @@ class _Context(multiprocessing.context.SpawnContext):
 def _forget() -> None:
     """In a forked child the parent's processes and threads are out of reach: start afresh."""
     global _lock
+    # Else the child, when it ends, would end its parent's workers: pebble stops all "active children" at exit. What
+    # multiprocessing's own fork does.
+    multiprocessing.process._children.clear()  # type: ignore[attr-defined]
     _lock = threading.Lock()
     _pools.clear()
 

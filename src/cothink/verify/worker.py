@@ -1,4 +1,4 @@
-"""What runs inside a killable process: algebra on untrusted text. Imports math_verify (or reasoning_gym) and no more."""
+"""What runs inside a killable process: algebra on untrusted text. Imports math_verify or reasoning_gym."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def start(module: str, gibibytes: float) -> None:
     importlib.import_module(module)
     logging.disable(logging.CRITICAL)
     if module == "math_verify":
-        _maths("1", False, "\\frac{2}{2}")  # loads the grammar here, where no item pays for it
+        _maths("x+1", False, "1+x")  # loads the grammar here, where no item pays for it
     size = int(gibibytes * 2**30)
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     resource.setrlimit(resource.RLIMIT_AS, (size if hard == resource.RLIM_INFINITY else min(size, hard), hard))

@@ -1,0 +1,90 @@
+"""A frozen outside agent behind an OpenAI-compatible chat server, named `openai:MODEL@URL`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from cothink.chat import Codec, InternCodec
+from cothink.types import Completion, Message, PlayError, Sampling
+
+UNKNOWN_ID = -1
+
+
+class OpenAIEngine:
+    """Asks a chat server; it cannot be trained.
+
+    Servers do not tell their token ids: every output id is -1, and there are as many as the server says it generated.
+    The context limit of a workflow therefore counts messages and generated tokens for such a role.
+    """
+
+    def __init__(self, model: str, url: str | None, key: str | None, timeout: float, retries: int):
+        try:
+            from openai import AsyncOpenAI
+        except ImportError:
+            raise PlayError("an openai: model needs an extra: pip install 'cothink[serve]'") from None
+        self.model = model
+        self._make = lambda: AsyncOpenAI(base_url=url, api_key=key, timeout=timeout, max_retries=retries)
+        self._clients: dict[int, Any] = {}
+        self._codec = InternCodec()
+
+    def codec(self, policy: str) -> Codec:
+        """One id per message: the server has the real tokenizer."""
+        return self._codec
+
+    def load(self, policy: str, weights: Any, version: int) -> None:
+        """The server keeps its own weights."""
+
+    async def generate(
+        self,
+        policy: str,
+        messages: Sequence[Message],
+        prompt_ids: tuple[int, ...],
+        sampling: Sampling,
+        n: int,
+        seed: int,
+    ) -> list[Completion]:
+        """See `Engine`; top_k is not part of the protocol and is refused."""
+        if sampling.top_k:
+            raise PlayError(f"policy {policy}: an openai: server knows no top_k; remove it from the role")
+        reply = await self._client().chat.completions.create(
+            model=self.model,
+            messages=[{"role": m.role, "content": m.content} for m in messages],  # type: ignore[misc]
+            n=n,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            max_tokens=sampling.max_tokens,
+            seed=seed % 2**31,
+            **({"stop": list(sampling.stop)[:4]} if sampling.stop else {}),
+        )
+        tokens = reply.usage.completion_tokens if reply.usage is not None else n
+        share, rest = divmod(tokens, n)
+        done = []
+        for k, choice in enumerate(reply.choices):
+            text = choice.message.content or ""
+            # A server cuts the stop string away; it belongs to the text, as with every other engine.
+            stopped = getattr(choice, "stop_reason", None)
+            if isinstance(stopped, str) and stopped in sampling.stop and not text.endswith(stopped):
+                text += stopped
+            ids = (UNKNOWN_ID,) * max(1, share + (k < rest))
+            reason = "length" if choice.finish_reason == "length" else "stop"
+            done.append(Completion(text, prompt_ids, ids, (), reason))
+        return done
+
+    def _client(self) -> Any:
+        """One client per event loop: its connections belong to the loop that opened them."""
+        import asyncio
+
+        loop = id(asyncio.get_running_loop())
+        if loop not in self._clients:
+            self._clients[loop] = self._make()
+        return self._clients[loop]
+
+
+def engine(name: str, *, timeout: float = 120.0, retries: int = 3) -> OpenAIEngine:
+    """The engine of `openai:MODEL@URL`; the key is read from OPENAI_API_KEY, without URL the default server is asked."""
+    model, _, url = name.removeprefix("openai:").partition("@")
+    if not model:
+        raise ValueError(f"{name!r} names no model; write openai:MODEL@http://host:port/v1")
+    return OpenAIEngine(model, url or None, os.environ.get("OPENAI_API_KEY", "none"), timeout, retries)

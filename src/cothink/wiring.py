@@ -1,0 +1,72 @@
+"""Where the names of a recipe lead: its functions, and what the workflow's module says about its roles."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from cothink.resolve import Problem, bind, effective, listing, nearest, resolve
+
+if TYPE_CHECKING:
+    from cothink.recipe import Block, Recipe
+
+
+def blocks(recipe: Recipe) -> list[tuple[str, str, Block]]:
+    """Every named function of a recipe: (kind, dotted place, block)."""
+    found: list[tuple[str, str, Block]] = [("workflow", "team.workflow", recipe.team.workflow)]
+    found += [("tasks", f"tasks.{name}", block) for name, block in recipe.tasks.items()]
+    found.append(("engine", "engine", recipe.engine))
+    for k, stage in enumerate(recipe.stages):
+        if stage.kind == "rl":
+            found += [("reward", f"stages.{k}.rewards.{j}", block) for j, block in enumerate(stage.rewards)]
+            found.append(("estimator", f"stages.{k}.estimator", stage.estimator))
+            found.append(("loss", f"stages.{k}.loss", stage.loss))
+    return found
+
+
+def workflow_roles(recipe: Recipe) -> dict[str, str] | None:
+    """Role name -> default system prompt as the workflow's module declares them; None when it declares none."""
+    found = _beside_workflow(recipe, "roles", "ROLES")
+    return None if found is None else dict(found)
+
+
+def expected_turns(recipe: Recipe) -> int:
+    """The most turns one role has in one episode: what the workflow says, else its `max_turns`, else 1."""
+    found = _beside_workflow(recipe, "turns", "TURNS")
+    if found is None:
+        options = effective(resolve("workflow", recipe.team.workflow.name), recipe.team.workflow.options)
+        found = options.get("max_turns", 1)
+    return int(found)
+
+
+def _beside_workflow(recipe: Recipe, function: str, constant: str) -> Any:
+    run = resolve("workflow", recipe.team.workflow.name, "team.workflow")
+    module = sys.modules.get(run.__module__)
+    declare = getattr(module, function, None)
+    if not callable(declare):
+        return getattr(module, constant, None)
+    options = bind(run, recipe.team.workflow.options, "team.workflow").keywords  # type: ignore[attr-defined]
+    return declare(**effective(run, options))
+
+
+def seats(recipe: Recipe) -> list[Problem]:
+    """The recipe's roles against those the workflow asks for."""
+    needed = workflow_roles(recipe)
+    if needed is None:
+        return []
+    name, given = recipe.team.workflow.name, recipe.team.roles
+    problems = []
+    for role in needed.keys() - given.keys():
+        what = f"workflow {name!r} needs the role {role!r}"
+        problems.append(Problem("team.roles", what, f"{role}: {{policy: {next(iter(recipe.policies))}}}", code="E01"))
+    for role in given.keys() - needed.keys():
+        what = f"workflow {name!r} has no role {role!r}"
+        fix = f"its roles: {listing(needed)}"
+        problems.append(Problem(f"team.roles.{role}", what, fix, nearest(role, needed), "E01"))
+    return problems
+
+
+def branches(recipe: Recipe) -> bool:
+    """Whether the workflow samples sibling turns: its module's `branches(**options)`; user code without it may."""
+    found = _beside_workflow(recipe, "branches", "BRANCHES")
+    return ":" in recipe.team.workflow.name if found is None else bool(found)

@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import pytest
+
+from cothink import rules, source
+from cothink.recipe import Recipe
+from cothink.resolve import RecipeError
+
+BASE = """
+name: small
+team:
+  workflow: {name: rema, max_turns: 3}
+  roles: {meta: {policy: main}, reasoning: {policy: main}}
+policies: {main: {model: builtin:tiny, learning_rate: 3e-4}}
+tasks: {train: wordsums, test: {name: wordsums, split: test}}
+stages:
+  - {kind: evaluate, on: test}
+  - {kind: rl, steps: 4, tasks_per_step: 2, episodes_per_task: 8}
+"""
+TWO = "team.roles.reasoning.policy=second"
+SECOND = "policies.second={model: builtin:tiny}"
+ONE_PLAY = "stages.1.episodes_per_task=1"
+
+
+def codes(*overrides: str) -> set[str]:
+    return set(rules.check(Recipe.load(source.parse(BASE, "base"), overrides)).codes)
+
+
+def refused(*overrides: str) -> str:
+    with pytest.raises(RecipeError) as caught:
+        codes(*overrides)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("code", "overrides"),
+    [
+        ("E01", ["stages.1.estimator=reinforce"]),
+        ("E01", ["stages.1.loss.ratio=sequence"]),
+        ("E01", ["stages.1.estimator.baseline=ema"]),  # E02: an alias takes no baseline of its own
+        ("E01", ["stages.1.estimator=rae", "stages.1.estimator.std=unbiased"]),  # E04
+        ("E03", [ONE_PLAY, "stages.1.filter=none"]),
+        ("E05", ["stages.1.estimator.scope=prefix"]),
+        ("E06", ["stages.1.estimator.scope=anchor"]),
+        ("E07", ["stages.1.loss={ratio: turn_geo, aggregate: token_mean}"]),
+        ("E07", ["stages.1.loss={ratio: turn_arith, aggregate: const_token}"]),
+        ("E07", ["stages.1.loss={ratio: turn_geo, aggregate: episode_token_mean}"]),
+        ("E01", ["stages.1.loss={turns_ref: 0}"]),  # E08
+        ("E09", ["stages.1.loss.low=-0.1"]),
+        ("E09", ["stages.1.loss={low: 1.0}"]),
+        ("E09", ["stages.1.loss={high: 0.5, dual_clip: 1.5}"]),
+        ("idle", ["stages.1.loss={clip: cispo, dual_clip: 3}"]),  # E09
+        ("E10", ["stages.1.loss.clip=gspo"]),
+        ("E10", ["stages.1.loss={low: 3e-4, high: 4e-4}"]),
+        ("E11", [ONE_PLAY, "stages.1.estimator=rfpp"]),
+        ("E11", ["stages.1.filter={name: success, low: 0.8, high: 0.2}"]),
+        ("E12", [ONE_PLAY, "stages.1.estimator=rfpp", "stages.1.filter=none", "stages.1.unfinished=bootstrap"]),
+        ("E01", ["stages.1.mask_cap=1.0"]),  # E12
+        ("E01", ["stages.1.loss.kl=k1"]),  # E13
+        ("E13", ["stages.1.loss={kl: k3, kl_beta: -1}"]),
+        ("E17", ["stages.1.schedule={name: alternate, every: 10}"]),
+        ("E17", ["stages.1.schedule=alternate", TWO, SECOND]),
+        ("E19", ["stages.1.updates_per_step=33"]),
+        ("E20", ["stages.1.estimator={name: gdpo, weights: {other: 1}}"]),
+        ("E22", ["team.roles.meta.top_p=0.9"]),
+        ("E22", ["team.roles.meta.temperature=0"]),
+        ("E01", ["team.roles.meta.trainable=false", "team.roles.reasoning.trainable=false"]),
+        ("E01", ["policies.main={model: 'openai:m@http://localhost'}"]),
+    ],
+)
+def test_what_cannot_work_is_refused(code, overrides):
+    assert f"[{code}]" in refused(*overrides)
+
+
+@pytest.mark.parametrize(
+    ("code", "overrides"),
+    [
+        ("W01", ["stages.1.estimator=grpo", "stages.1.episodes_per_task=3"]),
+        ("W02", ["stages.1.estimator={name: rfpp, whiten_scope: batch}"]),
+        ("W03", ["stages.1.estimator.scope=role_turn"]),
+        ("W04", ["stages.1.estimator.weighting=episode"]),
+        ("W04", ["stages.1.loss.aggregate=episode_turn_mean"]),
+        ("W05", ["stages.1.loss.clip=none", "stages.1.updates_per_step=3"]),
+        ("W07", ["stages.1.estimator=grpo", "stages.1.filter=none"]),
+        ("W08", ["stages.1.unfinished=zero"]),
+        ("W09", ["stages.1.loss.aggregate=episode_turn_mean"]),
+        ("W10", ["team.workflow.order=[meta, helper, reasoning]", "team.roles.helper={policy: second}", SECOND,
+                 "stages.1.schedule={name: alternate, every: 2}"]),
+        ("W11", [TWO, SECOND]),
+        ("W12", ["team.roles.meta.top_k=5", "policies.main.dtype=bfloat16"]),
+        ("W13", ["policies.main.model=some/model", "policies.main.learning_rate=5e-5"]),
+        ("W14", ["stages.1.rewards=[{name: answer.correct}, {name: format.boxed, weight: 0.5}]"]),
+        ("W15", ["stages.1.estimator={name: rae, initial: 0}"]),
+        ("W17", ["~stages.0"]),
+        ("I01", []),
+        ("I02", ["stages.1.estimator.weighting=episode"]),
+        ("I04", ["stages.1.credit=turn_return"]),
+        ("I05", []),
+        ("I05", ["stages.1.updates_per_step=2", "stages.1.loss.kl=k3"]),
+        ("I06", [TWO, SECOND, "stages.1.role_balance=equal"]),
+        ("I06", ["stages.1.estimator={name: gdpo, weights: {answer.correct: 1}}"]),
+    ],
+)  # fmt: skip
+def test_what_is_doubtful_is_said(code, overrides):
+    assert code in codes(*overrides)
+
+
+def test_a_quiet_recipe_is_quiet():
+    assert codes() == {"I01", "I05"}
+    assert codes("stages.1.updates_per_step=2") == set()
+    assert codes("stages.1.updates_per_step=2", "stages.1.kl_stop=null", "stages.1.filter=none") == set()
+
+
+def test_the_presets_say_what_the_specification_says():
+    assert codes("stages.1.preset=stable_v0") == {"I01", "I05"}
+    assert codes("stages.1.preset=stable_v0", "stages.1.updates_per_step=2") == set()
+    assert codes("~stages.0", "stages.0.preset=rema_paper") == {"W07", "W08", "W09", "W17", "I02"}
+
+
+def test_one_round_has_no_length_bias():
+    assert "W09" not in codes("stages.1.loss.aggregate=episode_turn_mean", "team.workflow.max_turns=1")
+
+
+def test_hot_learning_rates_are_fine_for_adapters_and_for_the_built_in_model():
+    assert "W13" not in codes("policies.main.model=some/model", "policies.main.lora_r=8")
+    assert "W13" not in codes("policies.main.learning_rate=1e-3")
+
+
+def test_findings_keep_errors_apart_from_warnings():
+    recipe = Recipe.load(source.parse(BASE, "base"))
+    broken = recipe.model_copy(update={"stages": (recipe.stages[1].model_copy(update={"episodes_per_task": 1}),)})
+    found = rules.findings(broken)
+    assert [p.code for p in found.errors] == ["E03", "E11"]
+    assert {p.code for p in found.warnings} == {"W17"} and {p.code for p in found.inert} == {"I01", "I05"}
+    assert all(p.write for p in (*found.errors, *found.warnings))

@@ -1,0 +1,207 @@
+"""Equal is equal: however samples are cut, merged or shared, the gradient is the same."""
+
+from __future__ import annotations
+
+import random
+from functools import partial
+
+import pytest
+import torch
+
+from cothink import losses
+from cothink.batch import pack, pad, weights_for
+from cothink.policy import Knobs, TrainingError, load_policies, rate
+from cothink.recipe import PolicyPart
+from cothink.types import Sample
+
+
+def load(folder, **specs):
+    return load_policies({n: PolicyPart(model=str(folder), learning_rate=1e-2, **s) for n, s in specs.items()}, str)
+
+
+def knobs(**changes):
+    # wide clip: random behaviour log-probs must not clip, or microbatches would compare zeros
+    loss = partial(losses.policy, clip="none", dual_clip=None, log_ratio_max=None)
+    return Knobs(**{"loss": loss, "aggregate": "turn_mean", **changes})
+
+
+def rows(policy, roles=("a", "b"), count=8, seed=0, turns=2):
+    """Random samples of `turns` turns, with the log-probs of the policy itself."""
+    rng = random.Random(seed)
+    found = []
+    for k in range(count):
+        ids, places, advantages = [5, 6, 7], [-1] * 3, [0.0] * 3
+        for t in range(turns):
+            n, adv = rng.randint(2, 9), rng.choice([-1.0, 0.5, 2.0])
+            ids += [rng.randrange(3, 250) for _ in range(n)] + [4, 9]
+            places += [t] * n + [-1, -1]
+            advantages += [adv] * n + [0.0, 0.0]
+        role = roles[k % len(roles)]
+        found.append(Sample("p", role, f"e{k}/{role}", tuple(ids), tuple(places), (0.0,) * len(ids), tuple(advantages)))
+    batch = pad(found, [[0.0] * len(s.ids) for s in found])
+    with torch.no_grad():
+        logprobs, _ = policy.logprobs(batch)
+    return [
+        Sample(s.policy, s.role, s.unit, s.ids, s.turns, tuple(logprobs[i, : len(s.ids)].tolist()), s.advantages)
+        for i, s in enumerate(found)
+    ]
+
+
+def gradient(policy, samples, k, check=False):
+    policy.model.zero_grad()
+    metrics = policy.accumulate(samples, k, check=check)
+    grads = [p.grad.clone() for p in policy.parameters() if p.grad is not None]
+    assert sum(g.abs().sum() for g in grads) > 0
+    return torch.cat([g.flatten() for g in grads]), metrics
+
+
+@pytest.mark.parametrize("aggregate", ["turn_mean", "token_mean", "episode_turn_mean", "const_turn"])
+def test_microbatches_are_memory_only(tiny_folder, aggregate):
+    policy = load(tiny_folder, p={})["p"]
+    samples = rows(policy)
+    k = partial(knobs, aggregate=aggregate, turns_ref=2.0 if aggregate == "const_turn" else None)
+    whole, m1 = gradient(policy, samples, k(microbatch_tokens=10**6))
+    split, m8 = gradient(policy, samples, k(microbatch_tokens=1))
+    assert torch.allclose(whole, split, atol=1e-6)
+    assert m1["loss"][0] == pytest.approx(m8["loss"][0], abs=1e-6)
+
+
+def test_merged_turns_equal_separate_samples(tiny_folder):
+    policy = load(tiny_folder, p={})["p"]
+    samples = rows(policy, count=4)
+    apart = []
+    for s in samples:  # the second turn in a sample of its own, the first one there as context
+        cut = max(j for j, t in enumerate(s.turns) if t == 0) + 1
+        only = tuple(t if t == 1 else -1 for t in s.turns)
+        first = Sample(s.policy, s.role, s.unit, s.ids[:cut], s.turns[:cut], s.logprobs[:cut], s.advantages[:cut])
+        apart += [first, Sample(s.policy, s.role, s.unit, s.ids, only, s.logprobs, s.advantages)]
+    merged, _ = gradient(policy, samples, knobs(aggregate="episode_turn_mean"))
+    separate, _ = gradient(policy, apart, knobs(aggregate="episode_turn_mean"))
+    assert torch.allclose(merged, separate, atol=1e-6)
+
+
+def test_two_policies_of_equal_weights_equal_one_shared(tiny_folder):
+    shared, left, right = load(tiny_folder, p={}, q={}, r={}).values()
+    samples = rows(shared)
+    k = knobs(aggregate="const_turn", turns_ref=2.0, planned_units=8)
+    both, _ = gradient(shared, samples, k)
+    a, _ = gradient(left, [s for s in samples if s.role == "a"], k)
+    b, _ = gradient(right, [s for s in samples if s.role == "b"], k)
+    assert torch.allclose(both, a + b, atol=1e-6)
+
+
+def test_packed_rows_equal_padded_rows(tiny_folder):
+    policy = load(tiny_folder, p={})["p"]
+    samples = rows(policy, count=5)
+    weights = weights_for(samples, "turn_mean")
+    padded, packed = pad(samples, weights), pack(samples, weights, length=200)
+    assert len(packed.ids) < len(padded.ids)
+    want, _ = policy.logprobs(padded)
+    same = packed.segments.unsqueeze(2) == packed.segments.unsqueeze(1)
+    causal = torch.ones(same.shape[1:], dtype=torch.bool).tril()
+    allowed = (same & causal).unsqueeze(1)
+    out = policy.model(
+        input_ids=packed.ids,
+        attention_mask=torch.where(allowed, 0.0, torch.finfo(torch.float32).min),
+        position_ids=packed.positions,
+    )
+    logp = out.logits[:, :-1].log_softmax(-1).gather(2, packed.ids[:, 1:].unsqueeze(2)).squeeze(2)
+    got = torch.zeros_like(packed.weights)
+    got[:, 1:] = logp
+    trained = packed.turns >= 0
+    key = [(int(u), int(t)) for u, t in zip(packed.unit[trained], packed.turns[trained])]
+    other = padded.turns >= 0
+    numbers = {unit: i for i, unit in enumerate(dict.fromkeys(s.unit for s in samples))}
+    assert len(numbers) == 5
+    want_sorted = sorted(zip(((int(u), int(t)) for u, t in zip(padded.unit[other], padded.turns[other])), want[other].tolist()))
+    got_sorted = sorted(zip(key, got[trained].tolist()))
+    assert [k for k, _ in want_sorted] == [k for k, _ in got_sorted]
+    assert max(abs(a - b) for (_, a), (_, b) in zip(want_sorted, got_sorted)) < 1e-5
+
+
+def test_engine_and_trainer_that_disagree_stop_the_run(tiny_folder):
+    policy = load(tiny_folder, p={})["p"]
+    samples = rows(policy)
+    _, metrics = gradient(policy, samples, knobs(), check=True)
+    assert metrics["engine_gap_max"][0] < 1e-4
+    s = samples[0]
+    wrong = Sample(s.policy, s.role, s.unit, s.ids, s.turns, tuple(x - 0.1 for x in s.logprobs), s.advantages)
+    with pytest.raises(TrainingError, match=r"differ by 0\.1"):
+        policy.accumulate([wrong], knobs(), check=True)
+
+
+def test_adapters_share_a_base_and_train_alone(tiny_folder):
+    a, b = load(tiny_folder, a={"lora_r": 2}, b={"lora_r": 2}).values()
+    assert a.model is b.model
+    samples = rows(a)
+    before = {n: p.clone() for n, p in a.model.named_parameters()}
+    a.update(samples, knobs())
+    changed = {n for n, p in a.model.named_parameters() if not torch.equal(p, before[n])}
+    assert changed and all(".a." in n for n in changed)
+    assert (a.version, b.version) == (1, 0)
+    b.update(rows(b), knobs())
+    assert any(".b." in n for n, p in a.model.named_parameters() if not torch.equal(p, before[n]))
+
+
+def test_updates_cut_the_batch_into_as_many_steps(tiny_folder):
+    policy = load(tiny_folder, p={})["p"]
+    assert policy.update(rows(policy), knobs(updates=4))["updates"] == 4
+    assert policy.update(rows(policy)[:2], knobs(updates=4))["updates"] == 2  # fewer units than updates
+    assert policy.update([], knobs())["updates"] == 0
+    stopped = load(tiny_folder, p={})["p"]
+    assert stopped.update(rows(stopped), knobs(updates=4, kl_stop=1e-12))["updates"] == 2  # the first has ratio 1
+
+
+def test_non_finite_gradients_are_never_applied(tiny_folder):
+    policy = load(tiny_folder, p={})["p"]
+    samples = rows(policy)
+
+    def broken(logprobs, batch):
+        return (logprobs * batch.weights).sum() * float("nan"), {}
+
+    before = [p.clone() for p in policy.parameters()]
+    for _ in range(2):
+        assert policy.update(samples, knobs(loss=broken))["skipped_updates"] == 1
+    with pytest.raises(TrainingError, match="non-finite"):
+        policy.update(samples, knobs(loss=broken))
+    assert all(torch.equal(p, q) for p, q in zip(policy.parameters(), before))
+
+
+@pytest.mark.parametrize("spec", [{}, {"lora_r": 2}])
+def test_saved_and_loaded_training_goes_on_bit_for_bit(tiny_folder, tmp_path, spec):
+    one = load(tiny_folder, p=spec)["p"]
+    one.update(rows(one), knobs(updates=2))
+    one.save(tmp_path)
+    one.save_state(tmp_path / "training")
+    two = load(tiny_folder, p=spec)["p"]
+    two.load(tmp_path, tmp_path / "training")
+    assert two.version == 1
+    fresh = rows(two, seed=1)
+    for policy in (one, two):
+        policy.update(rows(one, seed=1) if policy is one else fresh, knobs(updates=2), seed=3)
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters()))
+
+
+def test_plain_libraries_load_the_checkpoint(tiny_folder, tmp_path):
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    full, lora = load(tiny_folder, full={}, lora={"lora_r": 2}).values()
+    for policy in (full, lora):
+        policy.update(rows(policy), knobs())
+        policy.save(tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "full")
+    assert all(torch.equal(a, b) for a, b in zip(full.model.parameters(), again.parameters()))
+    adapted = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny_folder), tmp_path / "lora")
+    ids = torch.tensor([[5, 6, 7, 8]])
+    assert torch.allclose(adapted(ids).logits, lora.activate()(ids).logits, atol=1e-6)
+    assert AutoTokenizer.from_pretrained(tmp_path / "lora").chat_template
+    modes = [oct(f.stat().st_mode & 0o777) for f in tmp_path.rglob("*.safetensors")]
+    assert modes and set(modes) == {"0o644"}
+
+
+def test_learning_rate_schedules():
+    assert [rate("constant", k, 2, 10) for k in (0, 1, 2, 9)] == [0.5, 1.0, 1.0, 1.0]
+    assert rate("linear", 6, 2, 10) == pytest.approx(0.5)
+    assert rate("cosine", 6, 2, 10) == pytest.approx(0.5)
+    assert rate("linear", 10, 2, 10) == 0.0

@@ -1,0 +1,109 @@
+"""Who may import whom (the design's table), read from the source of every module."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+
+SOURCE = Path(__file__).parents[2] / "src" / "cothink"
+PLAIN = set(sys.stdlib_module_names)
+PURE = {"credit", "estimators", "samples", "team", "record", "stats", "watch", "chat", "presets"}
+
+# room -> cothink rooms it may import when the module loads or runs (typing-only imports do not count)
+ROOMS = {
+    "types": set(),
+    "tasks": {"types", "tasks"},
+    "workflows": {"types"},
+    "verify": {"types", "verify"},
+    "rewards": {"types", "verify"},
+    "credit": {"types"},
+    "estimators": {"types"},
+    "samples": {"types"},
+    "team": {"types"},
+    "chat": {"types"},
+    "record": {"types"},
+    "losses": set(),
+    "batch": {"types", "losses"},
+    "engines": {"types", "chat", "engines"},
+    "policy": {"types", "batch", "losses"},
+}
+# outside libraries a room may import at all; rooms not listed here are free
+LIBRARIES = {
+    **{room: set() for room in ("types", "credit", "estimators", "samples", "team", "record", "workflows", "rewards", "watch")},
+    "tasks": {"pyarrow", "datasets", "reasoning_gym"},
+    "losses": {"torch"},
+    "batch": {"torch"},
+}  # fmt: skip
+
+
+def room(path: Path) -> str:
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+def imports(path: Path):
+    """(module, inside a function) of every import that runs."""
+    tree = ast.parse(path.read_text())
+    typing_only = {
+        id(n)
+        for block in ast.walk(tree)
+        if isinstance(block, ast.If) and "TYPE_CHECKING" in ast.unparse(block.test)
+        for n in ast.walk(block)
+    }
+    inside = {
+        id(n) for f in ast.walk(tree) if isinstance(f, ast.FunctionDef | ast.AsyncFunctionDef) for n in ast.walk(f)
+    }
+    for node in ast.walk(tree):
+        if id(node) in typing_only:
+            continue
+        if isinstance(node, ast.Import):
+            yield from ((a.name, id(node) in inside) for a in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and node.module != "cothink":
+            yield node.module, id(node) in inside
+        elif isinstance(node, ast.ImportFrom):
+            yield from ((f"cothink.{a.name}", id(node) in inside) for a in node.names)
+
+
+FILES = sorted(SOURCE.rglob("*.py"))
+
+
+def test_the_walk_finds_the_house():
+    assert len(FILES) > 30 and {"types", "team", "policy", "stages", "verify"} <= {room(f) for f in FILES}
+
+
+def test_rooms_import_only_what_they_may():
+    wrong = []
+    for path in FILES:
+        for module, _ in imports(path):
+            top, _, rest = module.partition(".")
+            mine, target = room(path), rest.split(".")[0]
+            if top == "cothink":
+                if mine in ROOMS and target not in ROOMS[mine]:
+                    wrong.append(f"{path.relative_to(SOURCE)} imports {module}")
+                if target == "stages" and mine not in ("stages", "api", "cli"):
+                    wrong.append(f"{path.relative_to(SOURCE)} imports {module}: stages are imported by api and cli only")
+            elif top not in PLAIN and mine in LIBRARIES and top not in LIBRARIES[mine]:
+                wrong.append(f"{path.relative_to(SOURCE)} imports {module}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_workflows_never_import_one_another():
+    for path in (SOURCE / "workflows").glob("*.py"):
+        assert not [m for m, _ in imports(path) if m.startswith("cothink.workflows")], path.name
+
+
+def test_torch_stays_right_of_the_border():
+    heavy = {"torch", "transformers", "peft", "accelerate", "trl"}
+    free = {"policy", "batch", "builtin", "demo"}
+    wrong = [
+        f"{path.relative_to(SOURCE)}: {module}"
+        for path in FILES
+        for module, inside in imports(path)
+        if module.split(".")[0] in heavy and not inside and room(path) not in free
+    ]
+    assert not wrong, wrong
+
+
+def test_pure_rooms_never_name_torch():
+    wrong = [f"{p.name}: {m}" for p in FILES if room(p) in PURE for m, _ in imports(p) if m.split(".")[0] == "torch"]
+    assert not wrong, wrong
