@@ -203,12 +203,12 @@ class TemplateCodec:
         marked = self._render([*earlier, Message("assistant", _REPLY), new])
         if not (whole.startswith(head) and marked.startswith(head)):
             return None
-        lead, found, glue = marked[len(head) :].partition(_REPLY)
+        _, found, glue = marked[len(head) :].partition(_REPLY)
         body = whole[len(head) :]
-        if not found or lead.strip() or not body.endswith(glue):
+        if not found or not body.endswith(glue):
             return None
         shown = body[: len(body) - len(glue)]
-        # White space around the reply may be trimmed or added in the rendering: the sampled ids stand for it.
+        # White space around the reply may be trimmed or added by the template: the sampled ids stand for it.
         return glue if shown.strip() == reply.content.strip() else None
 
     def _encode_glue(self, glue: str, ids: Sequence[int]) -> list[int]:

@@ -23,6 +23,7 @@ from cothink.types import (
     Episode,
     Finish,
     Message,
+    PlayError,
     Role,
     Sample,
     Sampling,
@@ -107,10 +108,12 @@ def _play(
 
     engine = scripted.engine(reply)
     jobs = [team.Job(task, task.id, seed=1) for task in tasks]
-    played = asyncio.run(team.play(jobs, workflow, roles, dict.fromkeys(roles, engine), deadline=60))
-    if played.failures:
-        failure = played.failures[0]
-        raise AssertionError(f"the workflow failed on the reply {text!r} ({reason}): {failure.message}")
+    where = f"the workflow failed on the reply {text!r} ({reason})"
+    try:
+        played = asyncio.run(team.play(jobs, workflow, roles, dict.fromkeys(roles, engine), deadline=60))
+    except PlayError as error:
+        raise AssertionError(f"{where}: {error}") from error
+    assert not played.failures, f"{where}: {played.failures[0].message}"
     return list(played.episodes), engine.calls
 
 

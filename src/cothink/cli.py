@@ -35,9 +35,12 @@ def run(
     out: Annotated[Path | None, typer.Option(help="The run folder; an unfinished run there is resumed.")] = None,
 ) -> None:
     """Run a recipe, or resume it."""
+    from cothink import rules
     from cothink.recipe import Recipe
 
     loaded = Recipe.load(recipe, overrides or ())
+    for warning in rules.findings(loaded).warnings:
+        typer.echo(f"warning {warning}", err=True)
     from rich.console import Console
 
     from cothink import api
@@ -144,7 +147,7 @@ def env() -> None:
 def verify(
     gold: Annotated[str | None, typer.Option(help="The right answer.")] = None,
     text: Annotated[str | None, typer.Option(help="The text to grade.")] = None,
-    kind: Annotated[str, typer.Option(help="math, number, letter or text.")] = "math",
+    kind: Annotated[str, typer.Option(help="math, number, letter, text, or auto: number or math.")] = "auto",
     file: Annotated[Path | None, typer.Option(help="JSON lines {kind, gold, text}.")] = None,
     out: Annotated[Path | None, typer.Option(help="Where the verdicts go, one line for each row.")] = None,
 ) -> None:

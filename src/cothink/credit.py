@@ -208,7 +208,7 @@ def settle_unfinished(
             kept[i] = episode
         elif mode == "zero":
             kept[i] = _zeroed(episode)
-        elif mode == "bootstrap" and peers:
+        elif mode == "bootstrap" and peers and episode.turns:
             kept[i] = _bootstrapped(episode, peers)
         else:
             without.append(i)

@@ -117,7 +117,7 @@ class Policy:
         count = min(knobs.updates, len({s.unit for s in samples}))
         try:
             for mini in minibatches(samples, count, seed):
-                stats, norm = self._step(mini, knobs, check=done == 0)
+                stats, norm = self._step(mini, knobs, count, check=done == 0)
                 merge(sums, stats)
                 done += 1
                 drift, tokens = stats.get("kl_update", (0.0, 1.0))
@@ -130,11 +130,13 @@ class Policy:
         rate = self._optimizer.param_groups[0]["lr"] if self._optimizer else 0.0
         return {**metrics, "updates": float(done), "gradient_norm": norm, "learning_rate": rate}
 
-    def _step(self, mini: Sequence[Sample], knobs: Knobs, check: bool) -> tuple[dict[str, tuple[float, float]], float]:
+    def _step(
+        self, mini: Sequence[Sample], knobs: Knobs, parts: int, check: bool
+    ) -> tuple[dict[str, tuple[float, float]], float]:
         """One optimiser step on one mini-batch; a non-finite gradient is never applied."""
         optimizer = self._ready()
         optimizer.zero_grad(set_to_none=True)
-        total = self.accumulate(mini, knobs, check=check)
+        total = self.accumulate(mini, knobs, parts, check=check)
         norm = float(nn.utils.clip_grad_norm_(self.parameters(), self.settings.max_grad_norm))
         if math.isfinite(norm):
             optimizer.step()
@@ -149,13 +151,13 @@ class Policy:
         return total, norm
 
     def accumulate(
-        self, mini: Sequence[Sample], knobs: Knobs, *, check: bool = False
+        self, mini: Sequence[Sample], knobs: Knobs, parts: int = 1, *, check: bool = False
     ) -> dict[str, tuple[float, float]]:
         """Adds the gradient of one whole mini-batch, however it is cut into microbatches; returns (sum, count) metrics.
 
-        `check` compares the trainer's log-probs with the engine's.
+        `parts` is the number of mini-batches the planned units were dealt to. `check` compares the trainer's log-probs with the engine's.
         """
-        planned = None if knobs.planned_units is None else knobs.planned_units / knobs.updates
+        planned = None if knobs.planned_units is None else knobs.planned_units / parts
         weights = weights_for(
             mini,
             knobs.aggregate,  # type: ignore[arg-type]
@@ -302,7 +304,9 @@ def load_policies(
 
 def _model(source: str, dtype: torch.dtype, spec: Any) -> Any:
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype).to(device)
     if spec.gradient_checkpointing:

@@ -43,6 +43,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
             "weighting": "episode",
             "std": "unbiased",
             "eps": 1e-6,
+            "min_members_for_std": 2,
         },
         "loss": {
             "name": "policy",

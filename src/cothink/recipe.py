@@ -352,6 +352,8 @@ def _problem(error: Any) -> Problem:
         key, valid = context["key"], context["valid"]
         close = nearest(key, valid)
         return Problem(f"{where}.{key}".lstrip("."), "unknown key", f"one of: {listing(valid)}", close, "E01")
+    if kind in ("model_type", "model_attributes_type", "dict_type"):
+        return Problem(where, f"{error['input']!r} is not valid", "a mapping, such as {key: value}", code="E01")
     if kind == "missing":
         return Problem(where, "is missing", f"{loc[-1]}: VALUE", code="E01")
     if kind == "literal_error":

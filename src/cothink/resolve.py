@@ -22,20 +22,22 @@ class Kind(NamedTuple):
     """Where the functions of one kind live and how they are recognised without importing them.
 
     `function` is the fixed name inside a folder's modules (None: every fitting public function counts, named
-    `module.function`); `first` are the leading positional parameters such a function has.
+    `module.function`); `first` are the leading positional parameters such a function has, `returns` the beginning of
+    its return annotation.
     """
 
     place: str
     function: str | None
     first: tuple[str, ...]
+    returns: str = ""
 
 
 KINDS: Mapping[str, Kind] = {
     "workflow": Kind("workflows", "run", ("task", "team")),
     "tasks": Kind("tasks", "load", ()),
     "reward": Kind("rewards", None, ("task", "turn", "episode")),
-    "engine": Kind("engines", "engine", ()),
-    "estimator": Kind("estimators.py", None, ("scored",)),
+    "engine": Kind("engines", "engine", ("policies",)),
+    "estimator": Kind("estimators.py", None, ("scored",), "list"),
     "loss": Kind("losses.py", None, ("logprobs", "batch")),
 }
 
@@ -151,7 +153,8 @@ def _functions(path: Path, spec: Kind) -> list[str]:
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not node.name.startswith("_"):
             leading = tuple(a.arg for a in node.args.posonlyargs + node.args.args)
-            if leading[: len(spec.first)] == spec.first and node.name == (spec.function or node.name):
+            fits = leading[: len(spec.first)] == spec.first and node.name == (spec.function or node.name)
+            if fits and (ast.unparse(node.returns) if node.returns else "").startswith(spec.returns):
                 found.append(node.name)
     return found
 

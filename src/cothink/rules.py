@@ -297,7 +297,7 @@ def links(recipe: Recipe) -> list[Problem]:
         if role.policy not in policies:
             problems.append(unknown(f"team.roles.{name}.policy", "policy", role.policy, policies))
     used = {role.policy for role in roles.values()}
-    for name in policies.keys() - used:
+    for name in (p for p in policies if p not in used):
         problems.append(
             Problem(f"policies.{name}", "no role uses this policy", f"policy: {name} in a role", code="idle")
         )
@@ -341,7 +341,7 @@ def _idle_policies(recipe: Recipe) -> Iterator[Idle]:
     learning = {role.policy for role in recipe.team.roles.values() if role.trainable}
     for name, policy in recipe.policies.items():
         if name not in learning:
-            for key in set(type(policy).model_fields) - {"model", "dtype"}:
+            for key in (k for k in type(policy).model_fields if k not in ("model", "dtype")):
                 yield Idle(("policies", name, key), "no role of this policy is trained")
         elif policy.lora_r is None:
             for key in ("lora_alpha", "lora_dropout", "target_modules"):

@@ -37,7 +37,7 @@ class Session:
     def say(self, text: str) -> None:
         """Prints one line, when there is somebody to read it."""
         if self.console is not None:
-            self.console.print(text, highlight=False)
+            self.console.print(text, highlight=False, soft_wrap=True)
 
     def trainable(self) -> list[str]:
         """Names of the policies that some trainable role uses, in recipe order."""

@@ -56,10 +56,10 @@ def seats(recipe: Recipe) -> list[Problem]:
         return []
     name, given = recipe.team.workflow.name, recipe.team.roles
     problems = []
-    for role in needed.keys() - given.keys():
+    for role in (r for r in needed if r not in given):
         what = f"workflow {name!r} needs the role {role!r}"
         problems.append(Problem("team.roles", what, f"{role}: {{policy: {next(iter(recipe.policies))}}}", code="E01"))
-    for role in given.keys() - needed.keys():
+    for role in (r for r in given if r not in needed):
         what = f"workflow {name!r} has no role {role!r}"
         fix = f"its roles: {listing(needed)}"
         problems.append(Problem(f"team.roles.{role}", what, fix, nearest(role, needed), "E01"))

@@ -119,6 +119,8 @@ def test_a_misspelt_name_is_an_error_with_its_place_and_the_nearest_name(overrid
 @pytest.mark.parametrize(
     ("override", "words"),
     [
+        ("team=null", ("team", "a mapping")),
+        ("stages=3", ("stages is a list",)),
         ("stages.1.steps=0", ("stages.1.steps", "greater than 0")),
         ("stages.1.steps=many", ("stages.1.steps", "integer")),
         ("team.roles.meta.top_p=1.5", ("team.roles.meta.top_p", "less than or equal to 1")),

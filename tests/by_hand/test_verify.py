@@ -193,20 +193,19 @@ def test_a_hostile_answer_costs_itself_two_seconds_and_nothing_else(answer):
     assert verify("math", "x+1", boxed("1+x")).right
 
 
-def test_the_event_loop_runs_on_and_items_do_not_wait_for_a_hostile_one():
-    order: list[str] = []
+def test_the_event_loop_runs_on_while_a_hostile_answer_is_graded():
+    async def play() -> tuple[list[str], int]:
+        jobs = [averify("math", "x+1", boxed(answer)) for answer in [BOMB, *["1+x"] * 20]]
+        grading = asyncio.gather(*jobs)
+        ticks = 0
+        while not grading.done():
+            await asyncio.sleep(0.02)
+            ticks += 1
+        return [verdict.verdict for verdict in await grading], ticks
 
-    async def note(name: str, answer: str) -> str:
-        verdict = await averify("math", "x+1", boxed(answer))
-        order.append(name)
-        return verdict.verdict
-
-    async def play() -> list[str]:
-        return await asyncio.gather(note("bomb", BOMB), *(note("good", "1+x") for _ in range(20)))
-
-    verdicts = asyncio.run(play())
+    verdicts, ticks = asyncio.run(play())
     assert verdicts == ["error"] + ["right"] * 20
-    assert order[0] == "good"
+    assert ticks > 10
 
 
 def test_a_worker_that_dies_is_replaced():
@@ -239,7 +238,7 @@ def test_a_script_without_a_main_guard_forks_and_ends_cleanly(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    done = subprocess.run([sys.executable, str(script)], env=env, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, str(script)], env=env, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr, done.stdout) == (0, "", "once\n")
 
 

@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from cothink.tasks import wordsums
 from cothink.tasks.wordsums import FOOD, GAINS, LOSSES, STARTS, apply, load, side
 
 
@@ -92,9 +93,16 @@ def test_counts_levels_and_distractors_are_as_asked():
         ({"count": 0}, "count must be a whole number of at least 1, got 0"),
         ({"count": 2.5}, "count"),
         ({"distractors": -1}, "distractors"),
-        ({"levels": 1, "count": 10**6, "distractors": 0}, "lower count"),
     ],
 )
 def test_a_bad_option_is_named(options, says):
     with pytest.raises(ValueError, match=says):
         load(**options)
+
+
+def test_a_used_up_space_is_an_error_not_an_endless_search(monkeypatch):
+    monkeypatch.setattr(wordsums, "_skeleton", lambda rng, level: (["start 5", "add 3"], 8))
+    kind = side(["start 5", "add 3"])
+    # 10 names x 8 things x 2 starts x 4 gains x 2 questions
+    with pytest.raises(ValueError, match=r"only 1\d\d\d different problems found for levels 1-1; lower count \(1281\)"):
+        load(kind, levels=1, count=1281, distractors=0)

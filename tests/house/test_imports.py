@@ -94,12 +94,15 @@ def test_workflows_never_import_one_another():
 
 def test_torch_stays_right_of_the_border():
     heavy = {"torch", "transformers", "peft", "accelerate", "trl"}
-    free = {"policy", "batch", "builtin", "demo"}
+    free = {"policy", "batch", "builtin"}
     wrong = [
         f"{path.relative_to(SOURCE)}: {module}"
         for path in FILES
         for module, inside in imports(path)
-        if module.split(".")[0] in heavy and not inside and room(path) not in free
+        if module.split(".")[0] in heavy
+        and not inside
+        and room(path) not in free
+        and path.relative_to(SOURCE).as_posix() != "engines/cache.py"  # itself imported inside the local engine
     ]
     assert not wrong, wrong
 

@@ -1,14 +1,16 @@
-"""Endless training chats for the built-in model: for every role a good way to act, mixed with worse ways.
+"""Endless training chats for the built-in model: for every role a good way to act, then mixed with worse ways.
 
 The mixture is the point. A model that has only seen good behaviour leaves reinforcement learning nothing to select;
 here every bad habit (no plan, a vague plan, a skipped step, a used distractor, a guess) is one more mode to lose.
+The skills themselves are learnt first and much faster from `CLEAN` chats alone; `MIXED` chats then add the habits.
 """
 
 from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from cothink.builtin.prompts import FINISH, INSTRUCT, PROMPTS, REFINE, VERIFY
 from cothink.tasks.wordsums import TOP, apply, draw
@@ -19,9 +21,54 @@ Chat = list[Message]
 LEVELS = (1, 2, 3, 4, 5, 6, 7, 8)
 LEVEL_WEIGHTS = (1, 2, 3, 3, 3, 1.5, 1, 1)
 FULL, EMPTY, VAGUE, WRONG, LEAK = "full", "empty", "vague", "wrong", "leak"
-PLAN_MODES = {FULL: 0.36, EMPTY: 0.33, VAGUE: 0.20, WRONG: 0.06, LEAK: 0.05}
-CAREFUL = {"solo": 0.42, "plan_solve": 0.90, "unplanned": 0.20, "planned": 0.97, "generator": 0.42}
-"""Share of careful solutions: alone, after one's own full plan, without or with a full plan to follow, as generator."""
+PACED, AT_ONCE, EARLY, LATE = "paced", "at_once", "early", "late"
+DRILLS = 0.12
+"""Share of drills: sums and copying without a story to read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Habits:
+    """How often each way of acting is shown; shares are relative weights, `*_care` the share of careful solutions."""
+
+    plans: Mapping[str, float]
+    both: Mapping[str, float]  # plan_solve's own plans
+    rounds: Mapping[str, float]  # multi-turn dialogues
+    alone_care: float  # solo and generator
+    unplanned_care: float  # after an empty or vague plan
+    planned_care: float  # share of plans with steps that are followed to the letter
+    trust: float  # verifier: says "right" without a look
+    recheck: float  # verifier: recomputes carefully
+    copy: float  # refiner: copies the verifier's sums
+    keep: float  # refiner: repeats the first answer
+    refine_care: float  # refiner on its own
+
+
+CLEAN = Habits(
+    plans={FULL: 1},
+    both={FULL: 1},
+    rounds={PACED: 0.7, AT_ONCE: 0.3},
+    alone_care=1,
+    unplanned_care=1,
+    planned_care=1,
+    trust=0,
+    recheck=1,
+    copy=0.4,
+    keep=0,
+    refine_care=1,
+)
+MIXED = Habits(
+    plans={FULL: 0.38, EMPTY: 0.33, VAGUE: 0.20, WRONG: 0.04, LEAK: 0.05},
+    both={FULL: 0.38, EMPTY: 0.33, VAGUE: 0.20, WRONG: 0.09},
+    rounds={PACED: 0.34, AT_ONCE: 0.12, EARLY: 0.20, LATE: 0.10, VAGUE: 0.18, WRONG: 0.06},
+    alone_care=0.42,
+    unplanned_care=0.22,
+    planned_care=0.97,
+    trust=0.35,
+    recheck=0.40,
+    copy=0.45,
+    keep=0.20,
+    refine_care=0.6,
+)
 
 
 def careful(task: Task) -> list[str]:
@@ -30,7 +77,7 @@ def careful(task: Task) -> list[str]:
 
 
 def sloppy(rng: random.Random, task: Task) -> list[str]:
-    """Return a plan with at least one fault: a step skipped or turned round, a distractor used, the end left out."""
+    """Return a plan that nearly always has a fault: a step skipped or turned round, a distractor used, no end."""
     steps = careful(task)
     noise = [(int(place), str(step)) for place, step in task.meta["noise"]]
     kind = rng.choices(("skip", "distract", "early", "flip"), (4, 4 if noise else 0, 2, 1))[0]
@@ -80,9 +127,8 @@ def solution(rng: random.Random, task: Task, care: float) -> tuple[str, int]:
     return f"{text} \\boxed{{{total}}}", total
 
 
-def plan(rng: random.Random, task: Task, modes: dict[str, float] | None = None) -> tuple[str, str, list[str]]:
+def plan(rng: random.Random, task: Task, modes: Mapping[str, float]) -> tuple[str, str, list[str]]:
     """Write a plan: its mode, its text and the steps that it names (none when it names none)."""
-    modes = modes or PLAN_MODES
     mode = rng.choices(list(modes), list(modes.values()))[0]
     steps = careful(task)
     if mode == FULL:
@@ -102,14 +148,15 @@ def plan(rng: random.Random, task: Task, modes: dict[str, float] | None = None) 
     return mode, f"{', '.join(steps)}. {box}", steps
 
 
-def follow(rng: random.Random, task: Task, written: str, mode: str, steps: list[str]) -> str:
-    """Answer a plan: nearly always by doing it, where it names steps; on one's own and mostly badly, where not."""
-    if steps and rng.random() < CAREFUL["planned"]:
+def follow(rng: random.Random, task: Task, habits: Habits) -> tuple[str, str]:
+    """Write a plan and the answer to it: done as told where it names steps, on one's own and mostly badly where not."""
+    mode, written, steps = plan(rng, task, habits.plans)
+    if steps and rng.random() < habits.planned_care:
         text, total = work(steps)
-        return f"{text} \\boxed{{{total}}}"
+        return written, f"{text} \\boxed{{{total}}}"
     if mode == LEAK and rng.random() < 0.8:
-        return written[written.index("\\boxed") :]
-    return solution(rng, task, CAREFUL["unplanned"])[0]
+        return written, written[written.index("\\boxed") :]
+    return written, solution(rng, task, habits.unplanned_care)[0]
 
 
 def _chat(role: str, *texts: str) -> Chat:
@@ -118,27 +165,26 @@ def _chat(role: str, *texts: str) -> Chat:
     return [Message("system", PROMPTS[role]), *turns]
 
 
-def _solo(rng: random.Random, task: Task) -> Chat:
-    return _chat("solo", task.question, solution(rng, task, CAREFUL["solo"])[0])
+def _solo(rng: random.Random, task: Task, habits: Habits) -> Chat:
+    return _chat("solo", task.question, solution(rng, task, habits.alone_care)[0])
 
 
-def _plan_solve(rng: random.Random, task: Task) -> Chat:
-    mode, written, steps = plan(rng, task, {FULL: 0.36, EMPTY: 0.33, VAGUE: 0.20, WRONG: 0.11})
-    if steps and rng.random() < CAREFUL["plan_solve"]:
+def _plan_solve(rng: random.Random, task: Task, habits: Habits) -> Chat:
+    _, written, steps = plan(rng, task, habits.both)
+    if steps and rng.random() < habits.planned_care:
         text, total = work(steps)
         return _chat("plan_solve", task.question, f"{written}\n{text} \\boxed{{{total}}}")
-    text = solution(rng, task, CAREFUL["unplanned"])[0]
+    text = solution(rng, task, habits.unplanned_care)[0]
     return _chat("plan_solve", task.question, f"{written or 'Solve it.'}\n{text}")
 
 
-def _meta(rng: random.Random, task: Task) -> Chat:
-    return _chat("meta", task.question, plan(rng, task)[1])
+def _meta(rng: random.Random, task: Task, habits: Habits) -> Chat:
+    return _chat("meta", task.question, plan(rng, task, habits.plans)[1])
 
 
-def _reasoning(rng: random.Random, task: Task) -> Chat:
-    mode, written, steps = plan(rng, task)
-    user = INSTRUCT.format(question=task.question, plan=written)
-    return _chat("reasoning", user, follow(rng, task, written, mode, steps))
+def _reasoning(rng: random.Random, task: Task, habits: Habits) -> Chat:
+    written, answer = follow(rng, task, habits)
+    return _chat("reasoning", INSTRUCT.format(question=task.question, plan=written), answer)
 
 
 def drill(rng: random.Random) -> Chat:
@@ -150,26 +196,25 @@ def drill(rng: random.Random) -> Chat:
     return _chat("reasoning", user, f"{text} \\boxed{{{total}}}")
 
 
-def _rounds(rng: random.Random, task: Task) -> list[tuple[str, str]]:
+def _rounds(rng: random.Random, task: Task, habits: Habits) -> list[tuple[str, str]]:
     """Play one multi-turn dialogue: (meta's text, reasoning's text) for each round."""
-    modes = {"paced": 0.34, "at_once": 0.12, "early": 0.20, "late": 0.10, "vague": 0.18, "wrong": 0.06}
-    mode = rng.choices(list(modes), list(modes.values()))[0]
-    if mode == "vague":
+    mode = rng.choices(list(habits.rounds), list(habits.rounds.values()))[0]
+    if mode == VAGUE:
         asks = rng.choice((["Solve it."], ["go on", "Solve it."], ["find it", "go on", "Solve it."]))
         ends = [f"{ask} {FINISH}" if at == len(asks) - 1 else ask for at, ask in enumerate(asks)]
-        boxed = solution(rng, task, CAREFUL["unplanned"])[0]
+        boxed = solution(rng, task, habits.unplanned_care)[0]
         partial = boxed[: boxed.index("\\boxed")].rstrip() or "0."
         return [(ask, boxed if FINISH in ask else partial) for ask in ends]
-    steps = sloppy(rng, task) if mode == "wrong" else careful(task)
+    steps = sloppy(rng, task) if mode == WRONG else careful(task)
     parts: list[list[str]] = []
     while steps:
-        size = len(steps) if mode == "at_once" else rng.randint(1, 2) + (not parts)
+        size = len(steps) if mode == AT_ONCE else rng.randint(1, 2) + (not parts)
         parts.append(steps[:size])
         steps = steps[size:]
-    if mode == "early" and len(parts) > 1:
+    if mode == EARLY and len(parts) > 1:
         parts = parts[: rng.randint(1, len(parts) - 1)]
     asks = [", ".join(part) for part in parts]
-    if mode == "late":
+    if mode == LATE:
         extra = rng.randint(1, 3)
         asks += ["go on"] * (extra - 1) + ["box it"]
         parts += [[] for _ in range(extra)]
@@ -182,59 +227,57 @@ def _rounds(rng: random.Random, task: Task) -> list[tuple[str, str]]:
     return rounds
 
 
-def _meta_multi(rng: random.Random, task: Task) -> Chat:
-    rounds = _rounds(rng, task)
-    texts = [text for pair in rounds for text in pair][:-1]
-    return _chat("meta_multi", task.question, *texts)
+def _meta_multi(rng: random.Random, task: Task, habits: Habits) -> Chat:
+    texts = [text for pair in _rounds(rng, task, habits) for text in pair]
+    return _chat("meta_multi", task.question, *texts[:-1])
 
 
-def _reasoning_multi(rng: random.Random, task: Task) -> Chat:
-    texts = [text for pair in _rounds(rng, task) for text in pair]
+def _reasoning_multi(rng: random.Random, task: Task, habits: Habits) -> Chat:
+    texts = [text for pair in _rounds(rng, task, habits) for text in pair]
     texts[0] = INSTRUCT.format(question=task.question, plan=texts[0])
     return _chat("reasoning_multi", *texts)
 
 
-def _generated(rng: random.Random, task: Task) -> tuple[str, int]:
-    text, total = solution(rng, task, CAREFUL["generator"])
+def _generated(rng: random.Random, task: Task, care: float) -> tuple[str, int]:
+    text, total = solution(rng, task, care)
     return f"{text}\nFinal Answer: {total}", total
 
 
-def _generator(rng: random.Random, task: Task) -> Chat:
-    return _chat("generator", task.question, _generated(rng, task)[0])
+def _generator(rng: random.Random, task: Task, habits: Habits) -> Chat:
+    return _chat("generator", task.question, _generated(rng, task, habits.alone_care)[0])
 
 
-def _verified(rng: random.Random, task: Task, claimed: int) -> str:
-    draw_ = rng.random()
-    if draw_ < 0.35:
+def _verified(rng: random.Random, task: Task, claimed: int, habits: Habits) -> str:
+    pick = rng.random()
+    if pick < habits.trust:
         return f"right.\nFinal Answer: {claimed}"
-    text, total = work(careful(task) if draw_ < 0.75 else sloppy(rng, task))
+    text, total = work(careful(task) if pick < habits.trust + habits.recheck else sloppy(rng, task))
     return f"{text} {'right' if total == claimed else 'wrong'}.\nFinal Answer: {total}"
 
 
-def _verifier(rng: random.Random, task: Task) -> Chat:
-    answer, claimed = _generated(rng, task)
+def _verifier(rng: random.Random, task: Task, habits: Habits) -> Chat:
+    answer, claimed = _generated(rng, task, MIXED.alone_care)
     user = VERIFY.format(question=task.question, answer=answer)
-    return _chat("verifier", user, _verified(rng, task, claimed))
+    return _chat("verifier", user, _verified(rng, task, claimed, habits))
 
 
-def _refiner(rng: random.Random, task: Task) -> Chat:
-    answer, claimed = _generated(rng, task)
-    verification = _verified(rng, task, claimed)
+def _refiner(rng: random.Random, task: Task, habits: Habits) -> Chat:
+    answer, claimed = _generated(rng, task, MIXED.alone_care)
+    verification = _verified(rng, task, claimed, habits)
     user = REFINE.format(question=task.question, answer=answer, verification=verification)
-    draw_ = rng.random()
+    pick = rng.random()
     sums = re.match(r"(.*\.) (?:right|wrong)\.", verification)
-    if draw_ < 0.45 and sums:
+    if pick < habits.copy and sums:
         total = verification.rsplit(" ", 1)[1]
         refined = f"{sums[1]} \\boxed{{{total}}}\nFinal Answer: {total}"
-    elif draw_ < 0.65:
+    elif pick > 1 - habits.keep:
         refined = answer
     else:
-        text, number = solution(rng, task, 0.6)
-        refined = f"{text}\nFinal Answer: {number}"
+        refined = _generated(rng, task, habits.refine_care)[0]
     return _chat("refiner", user, refined)
 
 
-Maker = Callable[[random.Random, Task], Chat]
+Maker = Callable[[random.Random, Task, Habits], Chat]
 MAKERS: dict[Maker, float] = {
     _solo: 0.16,
     _plan_solve: 0.09,
@@ -248,12 +291,12 @@ MAKERS: dict[Maker, float] = {
 }
 
 
-def chats(rng: random.Random, drills: float = 0.1) -> Iterator[Chat]:
-    """Yield training chats for ever, of the training side of `wordsums` only; `drills` is the share of drills."""
+def chats(rng: random.Random, habits: Habits = MIXED) -> Iterator[Chat]:
+    """Yield training chats for ever, of the training side of `wordsums` only."""
     makers, weights = list(MAKERS), list(MAKERS.values())
     while True:
-        if rng.random() < drills:
+        if rng.random() < DRILLS:
             yield drill(rng)
             continue
         task = draw(rng, rng.choices(LEVELS, LEVEL_WEIGHTS)[0], rng.randint(0, 2))
-        yield rng.choices(makers, weights)[0](rng, task)
+        yield rng.choices(makers, weights)[0](rng, task, habits)

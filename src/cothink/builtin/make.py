@@ -15,15 +15,17 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from cothink.builtin.chats import chats
+from cothink.builtin.chats import CLEAN, MIXED, chats
 from cothink.builtin.measure import Sampler, measure, table
 from cothink.builtin.tokenizer import END, PAD, START, build, render
 from cothink.tasks.wordsums import load
 
-ROW_TOKENS = 4096
+ROW_TOKENS = 3072
 """Padded tokens in one training batch."""
 PEAK, FLOOR, WARMUP = 3e-3, 0.02, 0.03
 """Learning rate at its peak, the share of it kept at the end, the share of the time spent warming up."""
+SKILL = 0.6
+"""Share of the time spent on clean chats, before the bad habits are mixed in."""
 OTHER_WEIGHT = 0.05
 """Loss weight of a token that no assistant wrote, against 1 for one that an assistant did."""
 SAVE_SECONDS, LOG_STEPS = 300, 100
@@ -58,14 +60,14 @@ class Rows:
     def __init__(self, tokenizer, seed: int) -> None:
         self.tokenizer = tokenizer
         self.random = random.Random(f"rows/{seed}")
-        self.drills = 0.3
+        self.habits = CLEAN
         self.pad, self.end, self.start, self.assistant = (
             tokenizer.convert_tokens_to_ids(token) for token in (PAD, END, START, "assistant")
         )
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         while True:
-            texts = [render(chat) for chat in islice(chats(self.random, self.drills), 1500)]
+            texts = [render(chat) for chat in islice(chats(self.random, self.habits), 1000)]
             rows = sorted(self.tokenizer(texts)["input_ids"], key=len)
             batches: list[list[list[int]]] = [[]]
             for row in rows:
@@ -100,7 +102,7 @@ def train(model, tokenizer, out: Path, minutes: float, seed: int) -> int:
         progress = (time.monotonic() - began - spent) / (60 * minutes)
         if progress >= 1:
             break
-        rows.drills = 0.3 if progress < 0.4 else 0.1
+        rows.habits = CLEAN if progress < SKILL else MIXED
         for group in optimizer.param_groups:
             group["lr"] = PEAK * schedule(progress)
         logits = model(input_ids=ids, use_cache=False).logits[:, :-1]
@@ -142,7 +144,8 @@ def report(model, tokenizer, count: int, levels: tuple[int, int] = (2, 5)) -> st
     answers = measure(sampler, tasks)
     model.train()
     texts = [f"  {name}: {answers[name][at]!r}" for at in range(2) for name in answers]
-    return "\n".join([table(tasks, answers), *texts])
+    lengths = [f"{name} {sum(map(len, tokenizer(said)['input_ids'])) / count:.0f}" for name, said in answers.items()]
+    return "\n".join([table(tasks, answers), f"Mean tokens: {', '.join(lengths)}.", *texts])
 
 
 def save(model, tokenizer, out: Path) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from cothink.builtin.chats import Chat
 from cothink.builtin.prompts import FINISH, INSTRUCT, PROMPTS, REFINE, VERIFY
-from cothink.builtin.tokenizer import END, PAD, render
+from cothink.builtin.tokenizer import END, render
 from cothink.types import Message, Task
 
 BATCH = 256
@@ -22,18 +22,19 @@ def boxed(text: str) -> str | None:
 
 
 class Sampler:
-    """Batched sampling from one model with left padding; `sampled` counts the tokens."""
+    """Batched sampling from one model, with left padding."""
 
     def __init__(self, model, tokenizer) -> None:
         self.model, self.tokenizer = model, tokenizer
-        self.end, self.pad = (tokenizer.convert_tokens_to_ids(token) for token in (END, PAD))
-        self.sampled = 0
+        self.end = tokenizer.convert_tokens_to_ids(END)
 
     def say(self, chats: Sequence[Chat], temperature: float = 1.0, max_tokens: int = 100) -> list[str | None]:
         """Answer each chat once, None where `max_tokens` was not enough; `temperature=0` is greedy."""
         import torch
 
-        how = {"do_sample": False} if temperature == 0 else {"do_sample": True, "temperature": temperature}
+        how = {"do_sample": False}
+        if temperature > 0:
+            how = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
         answers: list[str | None] = []
         for at in range(0, len(chats), BATCH):
             prompts = [f"{render(chat)}<|im_start|>assistant\n" for chat in chats[at : at + BATCH]]
@@ -43,13 +44,10 @@ class Sampler:
                     input_ids=encoded["input_ids"],
                     attention_mask=encoded["attention_mask"],
                     max_new_tokens=max_tokens,
-                    top_k=0,
-                    top_p=1.0,
                     **how,
                 )
             for row in rows[:, encoded["input_ids"].shape[1] :].tolist():
                 length = row.index(self.end) if self.end in row else None
-                self.sampled += len(row) if length is None else length + 1
                 text = self.tokenizer.decode(row[:length], skip_special_tokens=True)
                 answers.append(None if length is None else text)
         return answers
@@ -137,7 +135,9 @@ def table(tasks: Sequence[Task], answers: dict[str, list[str]]) -> str:
         cells = [[right for at, right in marks if level in (None, at)] for level in (None, *levels)]
         lines.append(f"| {name} | " + " | ".join(f"{sum(cell) / len(cell):.3f}" for cell in cells) + " |")
     kinds = Counter(plan_kind(task, plan) for task, plan in zip(tasks, answers["meta"]))
-    shares = ", ".join(f"{kind} {kinds[kind] / len(tasks):.3f}" for kind in ("right", "wrong", "empty", "vague", "leak"))
+    shares = ", ".join(
+        f"{kind} {kinds[kind] / len(tasks):.3f}" for kind in ("right", "wrong", "empty", "vague", "leak")
+    )
     return "\n".join([*lines, "", f"Plans: {shares}."])
 
 

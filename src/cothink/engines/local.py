@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from cothink.policy import Policy
 
 
+COMPACT = 0.75
+"""Finished rows leave the batch once no more than this share of it is still speaking: leaving copies the cache."""
+
+
 @dataclass(slots=True)
 class Row:
     """One completion being sampled."""
@@ -156,66 +160,80 @@ def _codec(policy: Policy) -> TemplateCodec:
 
 
 def sample_rows(model: Any, rows: list[Row], stop_ids: Sequence[int], tail: Any, decode: Any) -> None:
-    """Samples all rows to their end in one batch: equal prompts are read once, finished rows leave."""
+    """Samples all rows to their end in one batch: equal prompts are read once, finished rows leave in groups."""
     import numpy as np
     import torch
 
+    from cothink.engines.cache import growing_cache
+
     with torch.inference_mode():
         device = next(model.parameters()).device
-        unique = list(dict.fromkeys(row.prompt for row in rows))
-        place = {prompt: i for i, prompt in enumerate(unique)}
-        width = max(map(len, unique))
-        ids = torch.zeros((len(unique), width), dtype=torch.long)
-        mask = torch.zeros((len(unique), width), dtype=torch.long)
-        for i, prompt in enumerate(unique):
-            ids[i, width - len(prompt) :] = torch.tensor(prompt)
-            mask[i, width - len(prompt) :] = 1
-        ids, mask = ids.to(device), mask.to(device)
-        positions = (mask.cumsum(1) - 1).clamp(min=0)
-        keyword = cache_keyword(model)
-        out = model(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=True, logits_to_keep=1)
-        cache = out.past_key_values
-        index = torch.tensor([place[row.prompt] for row in rows], device=device)
-        logits = out.logits[:, -1][index]
-        if len(unique) != len(rows) or not torch.equal(index, torch.arange(len(rows), device=device)):
-            cache.batch_select_indices(index)
-        mask = mask[index]
-        position = positions[index, -1]
-        alive, longest = list(rows), max(row.limit for row in rows)
-        stops = torch.tensor(sorted(stop_ids), device=device)
+        keyword, cache = cache_keyword(model), growing_cache(model)
+        logits, mask, position = _read(model, rows, {keyword: cache})
+        longest = max(row.limit for row in rows)
         dice = torch.from_numpy(
             np.stack([np.random.default_rng([row.seed, row.place]).random(longest) for row in rows])
         ).to(device)
+        stops = torch.tensor(sorted(stop_ids), device=device)
+        seats: list[Row | None] = list(rows)  # None: the row is done and its seat is empty
         step = 0
         while True:
-            tokens, logprobs = draw(logits, alive, dice[:, step])
-            ended = torch.isin(tokens, stops).tolist() if len(stops) else [False] * len(alive)
-            keep = []
-            for k, (row, token, logprob) in enumerate(zip(alive, tokens.tolist(), logprobs.tolist())):
+            tokens, logprobs = draw(logits, [row or rows[0] for row in seats], dice[:, step])
+            ended = torch.isin(tokens, stops).tolist() if len(stops) else [False] * len(seats)
+            for k, (token, logprob) in enumerate(zip(tokens.tolist(), logprobs.tolist())):
+                row = seats[k]
+                if row is None:
+                    continue
                 row.ids.append(token)
                 row.logprobs.append(logprob)
                 if ended[k]:
                     row.reason = "stop"
-                elif not _stopped(row, token, tail, decode) and len(row.ids) < row.limit:
-                    keep.append(k)
-            if not keep:
+                if ended[k] or _stopped(row, token, tail, decode) or len(row.ids) >= row.limit:
+                    seats[k] = None
+            taken = [k for k, row in enumerate(seats) if row is not None]
+            if not taken:
                 return
             step += 1
-            if len(keep) < len(alive):
-                chosen = torch.tensor(keep, device=device)
-                alive = [alive[k] for k in keep]
+            if len(taken) <= COMPACT * len(seats):
+                chosen = torch.tensor(taken, device=device)
+                seats = [seats[k] for k in taken]
                 tokens, mask, position, dice = tokens[chosen], mask[chosen], position[chosen], dice[chosen]
                 cache.batch_select_indices(chosen)
             position = position + 1
-            mask = torch.cat([mask, mask.new_ones((len(alive), 1))], 1)
-            out = model(
+            mask = torch.cat([mask, mask.new_ones((len(seats), 1))], 1)
+            logits = model(
                 input_ids=tokens.unsqueeze(1),
                 attention_mask=mask,
                 position_ids=position.unsqueeze(1),
                 use_cache=True,
                 **{keyword: cache},
-            )
-            logits = out.logits[:, -1]
+            ).logits[:, -1]
+
+
+def _read(model: Any, rows: Sequence[Row], cache: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Reads the prompts, equal ones once; returns next-token logits [R, V], mask [R, L] and last positions [R]."""
+    import torch
+
+    device = next(model.parameters()).device
+    unique = list(dict.fromkeys(row.prompt for row in rows))
+    place = {prompt: i for i, prompt in enumerate(unique)}
+    width = max(map(len, unique))
+    ids = torch.zeros((len(unique), width), dtype=torch.long)
+    mask = torch.zeros((len(unique), width), dtype=torch.long)
+    for i, prompt in enumerate(unique):
+        ids[i, width - len(prompt) :] = torch.tensor(prompt)
+        mask[i, width - len(prompt) :] = 1
+    ids, mask = ids.to(device), mask.to(device)
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    out = model(
+        input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=True, logits_to_keep=1, **cache
+    )
+    index = torch.tensor([place[row.prompt] for row in rows], device=device)
+    if len(unique) < len(rows):
+        next(iter(cache.values())).batch_select_indices(index)
+    else:  # every prompt is its own: rows and prompts stand in the same order
+        index = torch.arange(len(rows), device=device)
+    return out.logits[:, -1][index], mask[index], positions[index, -1]
 
 
 def cache_keyword(model: Any) -> str:

@@ -101,7 +101,7 @@ def summarise(episodes: Sequence[Episode]) -> dict[str, Any]:
 def sentence(values: dict[str, Any]) -> str:
     """One line for people."""
     levels = " ".join(f"{k}:{v:.2f}" for k, v in values["levels"].items())
-    left_out = f", {sum(values['failures'].values())} left out" if values.get("failures") else ""
+    left_out = "".join(f", {count} left out ({kind})" for kind, count in values.get("failures", {}).items())
     return (
         f"accuracy {values['accuracy']:.3f} [{values['low']:.3f}, {values['high']:.3f}] on {values['n']} tasks, "
         f"{values['tokens']:,} tokens, {values['rounds']:.1f} rounds{left_out}" + (f", by level {levels}" if levels else "")

@@ -44,6 +44,8 @@ __all__ = [
 KINDS = ("math", "number", "letter", "text", "gym", "auto")
 TIMEOUT = 2.0
 """Seconds of wall clock one item may cost, counted from when it starts."""
+GOLD_TIMEOUT = 10.0
+"""The same for a gold checked before training: it is not hostile, and a busy machine must not make it look wrong."""
 MAX_ANSWER = 2_000
 """Longest extracted answer that is compared at all."""
 MAX_DEPTH = 20
@@ -161,7 +163,7 @@ def grade_file(in_path: str, out_path: str, *, timeout: float = TIMEOUT) -> dict
     return grade_rows(in_path, out_path, timeout=timeout)
 
 
-def check_golds(tasks: Iterable[Task], *, timeout: float = TIMEOUT) -> list[str]:
+def check_golds(tasks: Iterable[Task], *, timeout: float = GOLD_TIMEOUT) -> list[str]:
     """One line for each Task whose gold answer is not right against itself: run it before training."""
     from cothink.verify.files import check_golds as check
 

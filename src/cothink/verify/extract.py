@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-MAX_TEXT = 16_384
+MAX_TEXT = 65_536
 """Characters of a completion that are read, counted from its end: answers stand there, and junk must stay cheap."""
 MAX_WHOLE = 200
 """Longest text that may itself be the answer when nothing marks one."""

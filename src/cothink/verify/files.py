@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any
 
 from cothink import verify as v
 from cothink.types import Task
@@ -15,9 +15,6 @@ from cothink.verify import exact, pool, worker
 
 CHUNK = 1024
 """Rows held in memory at a time."""
-
-T = TypeVar("T")
-R = TypeVar("R")
 
 
 def grade_file(in_path: str, out_path: str, *, timeout: float = v.TIMEOUT) -> dict[str, int]:
@@ -28,7 +25,7 @@ def grade_file(in_path: str, out_path: str, *, timeout: float = v.TIMEOUT) -> di
     """
     counts: Counter[str] = Counter()
     with open(in_path, encoding="utf-8", errors="replace") as rows, open(out_path, "w", encoding="utf-8") as out:
-        for index, verdict in enumerate(_parallel(lambda line: _grade_line(line, timeout), rows)):
+        for index, verdict in enumerate(_settle(map(_grade_line, rows), timeout)):
             counts[verdict.verdict] += 1
             row = {
                 "row": index,
@@ -41,19 +38,27 @@ def grade_file(in_path: str, out_path: str, *, timeout: float = v.TIMEOUT) -> di
     return dict(counts)
 
 
-def check_golds(tasks: Iterable[Task], *, timeout: float = v.TIMEOUT) -> list[str]:
+def check_golds(tasks: Iterable[Task], *, timeout: float = v.GOLD_TIMEOUT) -> list[str]:
     """One line for each Task whose gold is not right against itself; expressions are parsed, not compared as text."""
-    return [problem for problem in _parallel(lambda task: _problem(task, timeout), tasks) if problem]
+    tasks = list(tasks)
+    problems = []
+    for task, verdict in zip(tasks, _settle(map(_check, tasks), timeout), strict=True):
+        if not verdict.right:
+            gold = repr(str(task.answer)[:80])
+            problems.append(f"{task.id}: gold {gold} is {verdict.verdict} against itself: {verdict.detail}")
+    return problems
 
 
-def _parallel(function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
-    stream = iter(items)
+def _settle(found: Iterable[v.Verdict | pool.Job], timeout: float) -> Iterator[v.Verdict]:
+    """The verdicts in order; jobs run in parallel, a chunk at a time."""
+    stream = iter(found)
     with ThreadPoolExecutor(2 * pool.WORKERS, thread_name_prefix="cothink-verify") as threads:
         while chunk := list(itertools.islice(stream, CHUNK)):
-            yield from threads.map(function, chunk)
+            running = [one if isinstance(one, v.Verdict) else threads.submit(v._finish, one, timeout) for one in chunk]
+            yield from (one if isinstance(one, v.Verdict) else one.result() for one in running)
 
 
-def _grade_line(line: str, timeout: float) -> v.Verdict:
+def _grade_line(line: str) -> v.Verdict | pool.Job:
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -70,20 +75,13 @@ def _grade_line(line: str, timeout: float) -> v.Verdict:
     if not isinstance(strict, bool):
         return v.Verdict("error", detail="strict must be true or false")
     try:
-        return v.verify(row["kind"], row["gold"], row["text"], strict=strict, timeout=timeout, choices=choices)
-    except ModuleNotFoundError:
-        raise
+        return v._decide(row["kind"], row["gold"], row["text"], strict, choices, row.get("gym"))
     except Exception as error:  # one row may never end the file
         return v.Verdict("error", detail=f"{type(error).__name__}: {error}"[:300])
 
 
-def _problem(task: Task, timeout: float) -> str | None:
-    kind, gold = v.kind_of(task), task.answer
+def _check(task: Task) -> v.Verdict | pool.Job:
+    kind, gold, meta = v.kind_of(task), task.answer, task.meta
     if kind in ("math", "auto") and isinstance(gold, str) and gold.strip() and exact.plain_number(gold) is None:
-        job = pool.Job("math_verify", worker.maths, (gold.strip(), False, gold.strip()))
-        word, _, detail, _ = pool.run(job, timeout)
-    else:
-        text, meta = f"\\boxed{{{gold}}}", task.meta
-        verdict = v.verify(kind, gold, text, timeout=timeout, choices=meta.get("choices"), gym=meta.get("gym"))
-        word, detail = verdict.verdict, verdict.detail
-    return None if word == "right" else f"{task.id}: gold {str(gold)[:80]!r} is {word} against itself: {detail}"
+        return pool.Job("math_verify", worker.maths, (gold.strip(), False, gold.strip()))
+    return v._decide(kind, gold, f"\\boxed{{{gold}}}", True, meta.get("choices"), meta.get("gym"))
