@@ -1,8 +1,9 @@
-"""The Python front door: `run` a recipe, `evaluate` and `load_team` a trained team. The command line calls the same code."""
+"""The Python front door: `run` a recipe, `evaluate` and `load_team` a trained team; the command line calls this too."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import Coroutine, Generator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from cothink.recipe import RL, Evaluate, Recipe
-from cothink.record import Run, RunError, last_checkpoint
+from cothink.record import Run, RunError, last_checkpoint, write_atomic
 from cothink.types import Task, Turn
 
 T = TypeVar("T")
@@ -68,8 +69,6 @@ def run(
 
 
 def _plain(value: Any) -> str:
-    import json
-
     return value if isinstance(value, str) else json.dumps(value)
 
 
@@ -86,7 +85,7 @@ async def _run(recipe: Recipe, folder: Path, console: Any) -> RunResult:
         session = assemble(recipe)
         session.run, session.console = record, console
         session.trackers = Trackers(recipe.trackers, folder / "trackers", recipe.name, recipe.model_dump())
-        _report_skipped(session)
+        _inspect_tasks(session, folder)
         place = last_checkpoint(folder)
         if place is not None:
             for policy in session.policies.values():
@@ -106,12 +105,23 @@ async def _run(recipe: Recipe, folder: Path, console: Any) -> RunResult:
         record.close()
 
 
-def _report_skipped(session: Any) -> None:
-    """One line per task set that left rows out: they are never dropped in silence."""
+def _inspect_tasks(session: Any, folder: Path) -> None:
+    """Leaves out tasks whose gold is not right against itself; says and writes (`data.json`) what was left out."""
+    from cothink.tasks import report
+    from cothink.verify import check_golds
+
+    found: dict[str, Any] = {}
     for name, tasks in session.tasks.items():
-        report = getattr(tasks, "report", None)
-        if callable(report) and getattr(tasks, "skipped", ()):
-            session.say(f"tasks.{name}: {report()}")
+        problems = check_golds(tasks)
+        bad = {line.partition(": gold ")[0] for line in problems}
+        session.tasks[name] = [t for t in tasks if t.id not in bad]
+        loaded = report(tasks)
+        found[name] = {"tasks": len(session.tasks[name]), "loading": loaded.splitlines(), "bad_golds": problems}
+        for line in [*loaded.splitlines(), *(f"left out {p}" for p in problems[:5])]:
+            session.say(f"tasks.{name}: {line}")
+        if len(problems) > 5:
+            session.say(f"tasks.{name}: left out {len(problems) - 5} more, see {folder / 'data.json'}")
+    write_atomic(folder / "data.json", json.dumps(found, indent=2, ensure_ascii=False))
 
 
 class LoadedTeam:

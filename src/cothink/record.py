@@ -1,4 +1,4 @@
-"""The run folder: manifest, metrics.jsonl, episodes, results, checkpoints; everything is written so that a kill leaves it readable."""
+"""The run folder: manifest, metrics, episodes, results, checkpoints; written so that a kill leaves it readable."""
 
 from __future__ import annotations
 

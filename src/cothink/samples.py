@@ -95,9 +95,7 @@ def _own_history(turn: Turn, by_id: Mapping[str, Turn]) -> Turn | None:
     return None
 
 
-def _append(
-    row: _Open, ids: Sequence[int], turn: int, logprobs: Sequence[float] | None, advantage: Advantage
-) -> None:
+def _append(row: _Open, ids: Sequence[int], turn: int, logprobs: Sequence[float] | None, advantage: Advantage) -> None:
     n = len(ids)
     row.ids += ids
     row.turns += [turn] * n

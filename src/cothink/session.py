@@ -109,5 +109,3 @@ def _schedule_lengths(recipe: Recipe) -> Mapping[str, int]:
     """Optimiser steps per policy over all rl stages, at most: what a decaying learning rate counts down to."""
     total = sum(s.steps * s.updates_per_step for s in recipe.stages if isinstance(s, RL))
     return dict.fromkeys(recipe.policies, total)
-
-

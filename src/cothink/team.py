@@ -1,4 +1,4 @@
-"""Plays a team: chats, turns and their parents, bounded concurrency, deadlines; failed episodes are left out and counted."""
+"""Plays a team: chats, turns and their parents, bounded concurrency, deadlines; failed episodes are counted."""
 
 from __future__ import annotations
 

@@ -47,12 +47,15 @@ def test_tree_of_siblings_has_parents_and_forks():
 def test_fork_goes_on_from_one_sibling():
     async def fork(task, team):
         chat = team.chat("a")
-        first, second = await chat.sample(task.question, 2)
+        _, second = await chat.sample(task.question, 2)
         return done(await chat.at(second).say("go on", after=second))
 
     played, engine = perform(fork, lambda call: [f"s{k}" for k in range(call.n)])
     assert [m.content for m in engine.calls[-1].messages] == ["A", "q", "s1", "go on"]
-    assert engine.calls[-1].prompt_ids[:3] == (*engine.calls[0].prompt_ids, *played.episodes[0].turns[1].completion.output_ids)
+    assert engine.calls[-1].prompt_ids[:3] == (
+        *engine.calls[0].prompt_ids,
+        *played.episodes[0].turns[1].completion.output_ids,
+    )
     assert played.episodes[0].turns[-1].parents == ("1",)
 
 
@@ -88,7 +91,9 @@ def test_order_does_not_depend_on_who_answers_first():
 
     one = perform(both, slow(["A", "B"]))[0].episodes[0]
     two = perform(both, slow(["B", "A"]))[0].episodes[0]
-    assert [(t.id, t.parents, t.role, t.text) for t in one.turns] == [(t.id, t.parents, t.role, t.text) for t in two.turns]
+    assert [(t.id, t.parents, t.role, t.text) for t in one.turns] == [
+        (t.id, t.parents, t.role, t.text) for t in two.turns
+    ]
     assert [(t.id, t.text) for t in one.turns] == [("0", "A"), ("1", "B")] and one.finish == two.finish
 
 
@@ -166,7 +171,7 @@ def test_one_broken_episode_is_counted_all_broken_raise():
     played, _ = perform(one, lambda call: next(replies), jobs=3)
     assert len(played.episodes) == 2
     assert [(f.kind, f.message) for f in played.failures] == [("error", "ValueError: no such thing")]
-    with pytest.raises(PlayError, match="all 3 episodes failed.*no such thing"):
+    with pytest.raises(PlayError, match=r"all 3 episodes failed.*no such thing"):
         perform(one, lambda call: "bad", jobs=3)
 
 

@@ -15,8 +15,10 @@ def read(question: str) -> int:
     asked = re.search(r"How many (\w+) (?:does (\w+) have now|are left with (\w+))\?$", question)
     assert asked, question
     thing, name = asked[1], asked[2] or asked[3]
+    opening, *sentences = question[: asked.start()].strip().split(". ")
+    assert opening == f"{name} counts {thing}"
     total = 0
-    for sentence in question[: asked.start()].strip().split(". "):
+    for sentence in sentences:
         told = re.fullmatch(r"(\w+) ([a-z ]+?) (?:(\d+)|the) (\w+)\.?", sentence)
         assert told, sentence
         who, verb, number, what = told.groups()
@@ -79,7 +81,7 @@ def test_counts_levels_and_distractors_are_as_asked():
     assert {task.meta["level"] for task in load(levels=8, count=5)} == {8}
     assert {len(task.meta["noise"]) for task in load(count=100, distractors=[1, 2])} == {1, 2}
     for task in load(levels=3, count=50, distractors=0):
-        assert task.question.count(".") == 4 and task.meta["noise"] == []
+        assert task.question.count(".") == 5 and task.meta["noise"] == []
 
 
 @pytest.mark.parametrize(

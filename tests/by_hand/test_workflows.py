@@ -1,4 +1,4 @@
-"""Workflows on the scripted engine: message lists (spec/rema.md 1.2) and the termination state machine (section 2, a-j)."""
+"""Workflows on the scripted engine: message lists and the termination state machine (spec/rema.md 1.2, 2)."""
 
 from __future__ import annotations
 

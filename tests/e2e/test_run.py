@@ -1,4 +1,4 @@
-"""The whole: a recipe from check to results on a tiny random model; resumed equals uninterrupted; the Python front door."""
+"""The whole: a recipe from check to results on a tiny random model; resumed equals uninterrupted; the front door."""
 
 from __future__ import annotations
 
@@ -94,7 +94,9 @@ def test_a_run_leaves_everything_behind(recipe, tiny_folder):
     trained = [[p for p in ("meta", "reasoning") if f"{p}/updates" in r] for r in rows]
     assert trained == [["reasoning"], ["meta"], ["reasoning"], ["meta"]]  # row 19: the sequence, and who starts
     assert all(r[f"{p}/engine_gap_max"] < 1e-3 for r, (p,) in zip(rows, trained))
-    assert {"reward", "rounds", "finish/finished", "finish/truncated", "meta/tokens_per_turn", "trained_share"} <= set(rows[0])
+    assert {"reward", "rounds", "finish/finished", "finish/truncated", "meta/tokens_per_turn", "trained_share"} <= set(
+        rows[0]
+    )
     manifest = json.loads((done.folder / "manifest.json").read_text())
     assert manifest["seed"] == 5 and manifest["versions"]["torch"] != "not installed"
     (first, *_) = [json.loads(x) for x in (done.folder / "episodes/01-rl/000001.jsonl").read_text().splitlines()]
@@ -130,6 +132,20 @@ def test_a_failed_and_resumed_run_equals_an_uninterrupted_one(recipe, rewards, t
     assert all(torch.equal(a[n][k], b[n][k]) for n in a for k in a[n])
     keep = ("accuracy", "per_task", "tokens")
     assert all(whole.results["after"][k] == parts.results["after"][k] for k in keep)
+
+
+def test_bad_golds_are_reported_and_left_out(recipe, tmp_path):
+    data = tmp_path / "sums.jsonl"
+    rows = data.read_text() + json.dumps({"question": "empty?", "answer": ""}) + "\n"
+    rows += json.dumps({"question": "odd?", "answer": "about five"}) + "\n"
+    data.write_text(rows)
+    for block in recipe["tasks"].values():
+        block["kind"] = "number"
+    done = cothink.run(recipe, ["stages.1.steps=1"])
+    found = json.loads((done.folder / "data.json").read_text())["train"]
+    assert found["tasks"] == 24
+    told = "\n".join(found["loading"] + found["bad_golds"])
+    assert "24" in told and "about five" in told
 
 
 def test_a_folder_of_another_recipe_is_refused(recipe, tmp_path):

@@ -113,7 +113,9 @@ def test_packed_rows_equal_padded_rows(tiny_folder):
     other = padded.turns >= 0
     numbers = {unit: i for i, unit in enumerate(dict.fromkeys(s.unit for s in samples))}
     assert len(numbers) == 5
-    want_sorted = sorted(zip(((int(u), int(t)) for u, t in zip(padded.unit[other], padded.turns[other])), want[other].tolist()))
+    want_sorted = sorted(
+        zip(((int(u), int(t)) for u, t in zip(padded.unit[other], padded.turns[other])), want[other].tolist())
+    )
     got_sorted = sorted(zip(key, got[trained].tolist()))
     assert [k for k, _ in want_sorted] == [k for k, _ in got_sorted]
     assert max(abs(a - b) for (_, a), (_, b) in zip(want_sorted, got_sorted)) < 1e-5

@@ -43,7 +43,8 @@ MORE = [
 
 
 def engine_files() -> list[Path]:
-    return [path for path in Path(engines.__file__).parent.glob("*.py") if path.name != "__init__.py"]
+    """The modules of the folder that make an engine; the others are their helpers."""
+    return [path for path in Path(engines.__file__).parent.glob("*.py") if "\ndef engine(" in path.read_text()]
 
 
 OFF_DATA = ("gsm8k", "math", "csqa")

@@ -1,3 +1,4 @@
+# ruff: noqa: E501
 """A softmax table learns each workflow in under a second through the real rl stage; torch is never imported.
 
 Each case runs in a process of its own, so that "no torch" is seen and not assumed.

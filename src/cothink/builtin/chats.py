@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from cothink.builtin.prompts import FINISH, INSTRUCT, PROMPTS, REFINE, VERIFY
-from cothink.tasks.wordsums import TOP, apply, draw
+from cothink.tasks.wordsums import MAX_LEVEL, TOP, apply, draw
 from cothink.types import Message, Task
 
 Chat = list[Message]
@@ -291,12 +291,13 @@ MAKERS: dict[Maker, float] = {
 }
 
 
-def chats(rng: random.Random, habits: Habits = MIXED) -> Iterator[Chat]:
+def chats(rng: random.Random, habits: Habits = MIXED, hardest: int = MAX_LEVEL) -> Iterator[Chat]:
     """Yield training chats for ever, of the training side of `wordsums` only."""
     makers, weights = list(MAKERS), list(MAKERS.values())
     while True:
         if rng.random() < DRILLS:
             yield drill(rng)
             continue
-        task = draw(rng, rng.choices(LEVELS, LEVEL_WEIGHTS)[0], rng.randint(0, 2))
+        level = rng.choices(LEVELS[:hardest], LEVEL_WEIGHTS[:hardest])[0]
+        task = draw(rng, level, rng.randint(0, 2))
         yield rng.choices(makers, weights)[0](rng, task, habits)

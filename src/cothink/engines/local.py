@@ -148,7 +148,9 @@ class LocalEngine:
         if (policy, stop) not in self._tails:
             codec, size = self._codecs[policy], len(self.policies[policy].tokenizer)
             last = stop[-1]
-            self._tails[policy, stop] = {i for i in range(size) if last in codec.decode((i,))} if last.isascii() else None
+            self._tails[policy, stop] = (
+                {i for i in range(size) if last in codec.decode((i,))} if last.isascii() else None
+            )
         return self._tails[policy, stop]
 
 
@@ -225,9 +227,7 @@ def _read(model: Any, rows: Sequence[Row], cache: dict[str, Any]) -> tuple[torch
         mask[i, width - len(prompt) :] = 1
     ids, mask = ids.to(device), mask.to(device)
     positions = (mask.cumsum(1) - 1).clamp(min=0)
-    out = model(
-        input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=True, logits_to_keep=1, **cache
-    )
+    out = model(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=True, logits_to_keep=1, **cache)
     index = torch.tensor([place[row.prompt] for row in rows], device=device)
     if len(unique) < len(rows):
         next(iter(cache.values())).batch_select_indices(index)

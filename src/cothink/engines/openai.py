@@ -83,7 +83,7 @@ class OpenAIEngine:
 
 
 def engine(name: str, *, timeout: float = 120.0, retries: int = 3) -> OpenAIEngine:
-    """The engine of `openai:MODEL@URL`; the key is read from OPENAI_API_KEY, without URL the default server is asked."""
+    """The engine of `openai:MODEL@URL`, or of the default server without URL; the key is OPENAI_API_KEY."""
     model, _, url = name.removeprefix("openai:").partition("@")
     if not model:
         raise ValueError(f"{name!r} names no model; write openai:MODEL@http://host:port/v1")

@@ -58,7 +58,8 @@ class TablePolicy:
         """Writes `NAME.json`: for every prompt, as texts, the logit of every action."""
         text = self._codec.decode
         rows = [
-            [[text((i,)) for i in state], {text((a,)): v for a, v in row.items()}] for state, row in self._logits.items()
+            [[text((i,)) for i in state], {text((a,)): v for a, v in row.items()}]
+            for state, row in self._logits.items()
         ]
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{self.name}.json").write_text(json.dumps({"version": self.version, "table": rows}, indent=1))

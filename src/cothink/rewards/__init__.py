@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from cothink.types import Episode, Score, Task, Turn
 
-RewardFunction = Callable[[Task, Turn, Episode], "float | None | Awaitable[float | None]"]
+RewardFunction = Callable[[Task, Turn, Episode], "float | Awaitable[float | None] | None"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,7 +62,7 @@ async def plan(
 
 
 async def sparse(task: Task, turn: Turn, episode: Episode) -> float | None:
-    """ReMA's multi-turn reward: 1 if the final answer is right and the team itself finished, else 0; on the graded turn."""
+    """ReMA's multi-turn reward, on the graded turn: 1 if the answer is right and the team itself finished, else 0."""
     if episode.finish.turn is not None and turn.id != episode.finish.turn:
         return None
     return episode.accuracy if episode.finish.reason == FINISHED else 0.0

@@ -8,7 +8,7 @@ from cothink.types import Episode, Task, Turn
 def overlong(
     task: Task, turn: Turn, episode: Episode, *, max_length: int, cache: int, factor: float = 1.0
 ) -> float | None:
-    """DAPO's soft penalty (arXiv 2503.14476): 0 up to `max_length - cache` tokens, then linear to -factor at max_length."""
+    """DAPO's soft penalty (arXiv 2503.14476): 0 up to `max_length - cache` tokens, then down to -factor."""
     if not 0 < cache <= max_length:
         raise ValueError(f"length.overlong: cache={cache} must lie between 1 and max_length={max_length}")
     over = len(turn.completion.output_ids) - (max_length - cache)

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from cothink import stats
-from cothink.record import episode_row
 from cothink.recipe import Evaluate
+from cothink.record import episode_row
 from cothink.session import Session
 from cothink.stages.playing import generated, play_tasks, prompted
 from cothink.stages.progress import bar
@@ -104,5 +104,6 @@ def sentence(values: dict[str, Any]) -> str:
     left_out = "".join(f", {count} left out ({kind})" for kind, count in values.get("failures", {}).items())
     return (
         f"accuracy {values['accuracy']:.3f} [{values['low']:.3f}, {values['high']:.3f}] on {values['n']} tasks, "
-        f"{values['tokens']:,} tokens, {values['rounds']:.1f} rounds{left_out}" + (f", by level {levels}" if levels else "")
+        f"{values['tokens']:,} tokens, {values['rounds']:.1f} rounds{left_out}"
+        + (f", by level {levels}" if levels else "")
     )

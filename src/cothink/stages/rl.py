@@ -37,8 +37,8 @@ class Progress:
 async def rl(session: Session, stage: RL, index: int) -> dict[str, Any]:
     """Trains the team for `stage.steps` steps and returns the last step's metrics.
 
-    Resumes at the step of the run's last checkpoint. An interruption while the team plays (Ctrl-C, a failing engine)
-    leaves a checkpoint of the last finished step; one in the middle of an update leaves none, its weights are half done.
+    Resumes at the step of the run's last checkpoint. An interruption while the team plays (Ctrl-C, an engine that
+    fails) leaves a checkpoint of the last finished step; one in the middle of an update leaves none, its weights are half done.
     """
     here = Progress(**_saved(session, index))
     rewards, estimator = bound_rewards(stage), bound_estimator(stage, here.memory)
@@ -92,7 +92,9 @@ async def _collect(session: Session, stage: RL, index: int, here: Progress, rewa
     tokens, groups, played_rows, failures = 0, 0, 0, Counter()
     if not session.tasks[stage.on]:
         raise ValueError(f"tasks.{stage.on} is empty: nothing to train on")
-    most = min(max(stage.tasks_per_step, int(stage.oversample_max * stage.tasks_per_step)), len(session.tasks[stage.on]))
+    most = min(
+        max(stage.tasks_per_step, int(stage.oversample_max * stage.tasks_per_step)), len(session.tasks[stage.on])
+    )
     seen: set[int] = set()
     while groups < stage.tasks_per_step and played_rows < most:
         want = min(stage.tasks_per_step if not groups else stage.tasks_per_step - groups, most - played_rows)
@@ -201,9 +203,7 @@ def _reward_figures(episodes: Sequence[Episode]) -> dict[str, float]:
     return {"reward": sum(total.values()) / n, **{f"reward/{k}": v / n for k, v in total.items()}} if n else {}
 
 
-def _next_tasks(
-    session: Session, stage: RL, index: int, here: Progress, count: int, seen: set[int]
-) -> list[Task]:
+def _next_tasks(session: Session, stage: RL, index: int, here: Progress, count: int, seen: set[int]) -> list[Task]:
     """The next rows of the endless, seeded sequence of epochs that are not in `seen`, the rows of this step so far."""
     tasks = session.tasks[stage.on]
     found: list[Task] = []

@@ -170,7 +170,8 @@ def read_rows(file: Path) -> Iterator[Row]:
     if ending == ".parquet":
         import pyarrow.parquet
 
-        yield from pyarrow.parquet.read_table(file).to_pylist()
+        # not read_table: it imports pandas, which costs more than the rows
+        yield from pyarrow.parquet.ParquetFile(file).read().to_pylist()
     elif ending == ".csv":
         import csv
 

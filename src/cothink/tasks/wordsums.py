@@ -12,13 +12,16 @@ from cothink.types import Task
 MAX_LEVEL = 8
 TOP = 99
 """No start, no total and no answer ever leaves 0..99."""
+AMOUNTS = range(2, 10)
+"""What one step may add or take; no two sentences of a problem do the same with the same amount."""
 
 NAMES = ("Tom", "Ann", "Ben", "Eva", "Sam", "Mia", "Leo", "Kim", "Max", "Zoe")
 THINGS = ("apples", "pears", "eggs", "pens", "books", "cards", "coins", "keys")
 FOOD = ("apples", "pears", "eggs")
-STARTS = ("has", "starts with")
+STARTS = ("has", "had")
 GAINS = ("gets", "buys", "finds", "wins")
-LOSSES = ("loses", "sells", "drops", "gives away")
+LOSSES = ("loses", "sells", "drops", "lends")
+OPENING = "{name} counts {thing}."
 QUESTIONS = ("How many {thing} does {name} have now?", "How many {thing} are left with {name}?")
 
 _COUNTS = {"train": 2000, "test": 500}
@@ -80,16 +83,16 @@ def draw(rng: random.Random, level: int, distractors: int, *, split: str = "trai
     told = [_sentence(rng, name, thing, step) for step in steps]
     noise: list[tuple[int, str]] = []
     lines: list[tuple[int, str]] = [(place + 1, line) for place, line in enumerate(told)]
-    for _ in range(distractors):
+    unused = [f"{verb} {n}" for verb in ("start", "add", "take") for n in AMOUNTS]
+    for step in rng.sample([step for step in unused if step not in steps], distractors):
         place = rng.randint(0, level + 1)
-        step = f"{rng.choice(('start', 'add', 'take'))} {rng.randint(2, 12)}"
         who, what = (other, thing) if rng.random() < 0.5 else (name, else_)
         noise.append((place, step))
         lines.append((place, _sentence(rng, who, what, step)))
     lines.sort(key=lambda pair: pair[0])  # stable: a distractor at place p follows the p-th step
     noise.sort(key=lambda pair: pair[0])
     question = rng.choice(QUESTIONS).format(thing=thing, name=name)
-    text = " ".join([line for _, line in lines] + [question])
+    text = " ".join([OPENING.format(thing=thing, name=name), *(line for _, line in lines), question])
     meta = {"level": level, "steps": steps, "noise": [list(pair) for pair in noise]}
     return Task("wordsums", text, str(answer), meta)
 
@@ -112,11 +115,11 @@ def apply(value: int, step: str) -> int:
 def _skeleton(rng: random.Random, level: int) -> tuple[list[str], int]:
     value = rng.randint(2, 30)
     steps = [f"start {value}"]
+    unused = [f"{verb} {n}" for verb in ("add", "take") for n in AMOUNTS] + ["double"]
     for _ in range(level):
-        options = [f"add {rng.randint(2, 12)}", f"take {rng.randint(2, 12)}", "double"]
-        fits = [step for step in options if 0 <= apply(value, step) <= TOP and apply(value, step) != value]
-        weights = [1 if step == "double" else 6 for step in fits]
-        steps.append(rng.choices(fits, weights)[0])
+        fits = [step for step in unused if 0 <= apply(value, step) <= TOP and apply(value, step) != value]
+        steps.append(rng.choice(fits))
+        unused.remove(steps[-1])
         value = apply(value, steps[-1])
     return steps, value
 
