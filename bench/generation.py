@@ -73,8 +73,8 @@ def main() -> None:
             rates[name].append(tokens / (time.perf_counter() - started))
     medians = {name: statistics.median(values) for name, values in rates.items()}
     print(
-        f"{o.model}: {o.prompts} prompts x {o.siblings} siblings, at most {o.tokens} tokens; torch {torch.__version__}, "
-        f"transformers {transformers.__version__}, {torch.get_num_threads()} threads, median of {o.repeats}"
+        f"{o.model}: {o.prompts} prompts x {o.siblings} siblings, at most {o.tokens} tokens; torch {torch.__version__}"
+        f", transformers {transformers.__version__}, {torch.get_num_threads()} threads, median of {o.repeats}"
     )
     for name, value in medians.items():
         print(f"{name:>10}  {value:10.0f} tokens/s  {value / medians['generate']:6.2f} x")

@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 a run that failed, 2 a recipe or command line that cannot 
 from __future__ import annotations
 
 import sys
+import warnings
 from pathlib import Path
 from typing import Annotated
 
@@ -173,6 +174,8 @@ def verify(
 
 def main(arguments: list[str] | None = None) -> None:
     """The console script: runs a command and turns what went wrong into an exit code."""
+    # Libraries that warn one another about their own future say nothing to the person who runs a recipe.
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"(transformers|peft|torch)\.")
     try:
         code = app(arguments, standalone_mode=False) or 0
     except KeyboardInterrupt:

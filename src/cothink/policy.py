@@ -155,7 +155,8 @@ class Policy:
     ) -> dict[str, tuple[float, float]]:
         """Adds the gradient of a mini-batch, however it is cut into microbatches; returns (sum, count) metrics.
 
-        `parts` is the number of mini-batches the planned units were dealt to. `check` compares the trainer's log-probs with the engine's.
+        `parts` is the number of mini-batches that the planned units were dealt to; `check` compares the trainer's
+        log-probs with the engine's.
         """
         planned = None if knobs.planned_units is None else knobs.planned_units / parts
         weights = weights_for(

@@ -148,6 +148,17 @@ def test_bad_golds_are_reported_and_left_out(recipe, tmp_path):
     assert "24" in told and "about five" in told
 
 
+def test_trackers_get_every_step(recipe):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    done = cothink.run({**recipe, "trackers": ["tensorboard"]}, ["stages.1.steps=2"])
+    places = {str(f.parent) for f in (done.folder / "trackers").rglob("events.*")}
+    (events,) = [e for e in (EventAccumulator(p).Reload() for p in places) if "reward" in e.Tags()["scalars"]]
+    assert [e.step for e in events.Scalars("reward")] == [1, 2]
+    assert [e.value for e in events.Scalars("reward")] == pytest.approx([r["reward"] for r in metrics(done.folder)])
+
+
 def test_a_folder_of_another_recipe_is_refused(recipe, tmp_path):
     cothink.run(recipe, out=tmp_path / "run")
     with pytest.raises(RunError, match="holds a run of another recipe"):

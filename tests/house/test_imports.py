@@ -30,7 +30,9 @@ ROOMS = {
 }
 # outside libraries a room may import at all; rooms not listed here are free
 LIBRARIES = {
-    **{room: set() for room in ("types", "credit", "estimators", "samples", "team", "record", "workflows", "rewards", "watch")},
+    **dict.fromkeys(
+        ("types", "credit", "estimators", "samples", "team", "record", "workflows", "rewards", "watch"), frozenset()
+    ),
     "tasks": {"pyarrow", "datasets", "reasoning_gym"},
     "losses": {"torch"},
     "batch": {"torch"},

@@ -34,7 +34,10 @@ def test_recipe_checks(path, data_root, monkeypatch):
 
 @pytest.mark.parametrize("path", [p for p in RECIPES if "demo" in p.stem], ids=lambda p: p.stem)
 def test_check_command_needs_no_torch(path):
-    program = "import sys; from cothink.cli import app; app(['check', sys.argv[1]], standalone_mode=False); assert 'torch' not in sys.modules"
+    program = (
+        "import sys; from cothink.cli import app; app(['check', sys.argv[1]], standalone_mode=False); "
+        "assert 'torch' not in sys.modules"
+    )
     done = subprocess.run([sys.executable, "-c", program, str(path)], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-500:] + done.stderr[-1000:]
     assert "finished; graded: turn" in done.stdout

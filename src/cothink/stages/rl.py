@@ -38,7 +38,8 @@ async def rl(session: Session, stage: RL, index: int) -> dict[str, Any]:
     """Trains the team for `stage.steps` steps and returns the last step's metrics.
 
     Resumes at the step of the run's last checkpoint. An interruption while the team plays (Ctrl-C, an engine that
-    fails) leaves a checkpoint of the last finished step; one in the middle of an update leaves none, its weights are half done.
+    fails) leaves a checkpoint of the last finished step; one in the middle of an update leaves none, because its
+    weights are half done.
     """
     here = Progress(**_saved(session, index))
     rewards, estimator = bound_rewards(stage), bound_estimator(stage, here.memory)

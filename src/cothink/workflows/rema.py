@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 SINGLE = {
     "meta": (
         "You guide a weaker problem solver. Read the question and write a high-level plan the solver can follow: what "
-        "to work out, in which order, and what to watch for. Give the plan only. Never state the answer yourself: a plan "
-        "that contains an answer in \\boxed{} is penalised."
+        "to work out, in which order, and what to watch for. Give the plan only. Never state the answer yourself: a "
+        "plan that contains an answer in \\boxed{} is penalised."
     ),
     "reasoning": (
         "You are given a question and an instruction on how to solve it. Follow the instruction exactly, show every "
