@@ -185,6 +185,10 @@ def _number(count: float) -> str:
 
 def _memory(policy: Any) -> str:
     """Parameters and bytes of a model that lies in a local folder."""
+    from cothink import models
+
+    if models.is_outside(policy.model):
+        return "frozen, behind a server"
     method = "full weights" if policy.lora_r is None else f"LoRA r {policy.lora_r}"
     folder = _folder(policy.model)
     count = parameters(folder) if folder else None

@@ -79,3 +79,34 @@ def test_what_the_protocol_lacks_is_refused(url):
         ask(engine(f"openai:big@{url}"), Sampling(top_k=5), 1)
     with pytest.raises(ValueError, match="names no model"):
         engine("openai:@http://x")
+
+
+def test_a_server_that_is_not_there_is_named():
+    with pytest.raises(PlayError, match=r"policy p: big at http://127\.0\.0\.1:9/v1: Connection error"):
+        ask(engine("openai:big@http://127.0.0.1:9/v1", retries=0), Sampling(), 1)
+
+
+def test_a_frozen_outside_role_beside_a_trained_one(url, tiny_folder, tmp_path):
+    import cothink
+
+    recipe = {
+        "name": "mixed",
+        "output": str(tmp_path),
+        "team": {
+            "workflow": {"name": "rema", "max_turns": 1, "max_context": 200, "stop_on_truncation": False},
+            "roles": {
+                "meta": {"policy": "big", "system": "plan", "trainable": False},
+                "reasoning": {"policy": "small", "system": "solve", "max_tokens": 4},
+            },
+        },
+        "policies": {"big": {"model": f"openai:big@{url}"}, "small": {"model": str(tiny_folder)}},
+        "tasks": {name: {"name": "wordsums", "levels": 1, "count": 4} for name in ("train", "test")},
+        "stages": [
+            {"kind": "evaluate", "on": "test", "limit": 2},
+            {"kind": "rl", "steps": 1, "tasks_per_step": 2, "episodes_per_task": 2, "filter": "none"},
+        ],
+    }
+    folder = cothink.run(recipe).folder
+    (row,) = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert row["small/updates"] == 1 and row["samples"] == 4 and "big/updates" not in row
+    assert row["meta/turns"] == 4 and row["meta/tokens_per_turn"] == 7

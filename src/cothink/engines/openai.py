@@ -21,10 +21,10 @@ class OpenAIEngine:
 
     def __init__(self, model: str, url: str | None, key: str | None, timeout: float, retries: int):
         try:
-            from openai import AsyncOpenAI
+            from openai import AsyncOpenAI, OpenAIError
         except ImportError:
             raise PlayError("an openai: model needs an extra: pip install 'cothink[serve]'") from None
-        self.model = model
+        self.model, self._url, self._error = model, url or "the default server", OpenAIError
         self._make = lambda: AsyncOpenAI(base_url=url, api_key=key, timeout=timeout, max_retries=retries)
         self._clients: dict[int, Any] = {}
         self._codec = InternCodec()
@@ -48,16 +48,19 @@ class OpenAIEngine:
         """See `Engine`; top_k is not part of the protocol and is refused."""
         if sampling.top_k:
             raise PlayError(f"policy {policy}: an openai: server knows no top_k; remove it from the role")
-        reply = await self._client().chat.completions.create(
-            model=self.model,
-            messages=[{"role": m.role, "content": m.content} for m in messages],  # type: ignore[misc]
-            n=n,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            max_tokens=sampling.max_tokens,
-            seed=seed % 2**31,
-            **({"stop": list(sampling.stop)[:4]} if sampling.stop else {}),
-        )
+        try:
+            reply = await self._client().chat.completions.create(
+                model=self.model,
+                messages=[{"role": m.role, "content": m.content} for m in messages],
+                n=n,
+                temperature=sampling.temperature,
+                top_p=sampling.top_p,
+                max_tokens=sampling.max_tokens,
+                seed=seed % 2**31,
+                **({"stop": list(sampling.stop)} if sampling.stop else {}),
+            )
+        except self._error as error:
+            raise PlayError(f"policy {policy}: {self.model} at {self._url}: {error}") from error
         tokens = reply.usage.completion_tokens if reply.usage is not None else n
         share, rest = divmod(tokens, n)
         done = []
