@@ -100,6 +100,7 @@ async def _run(recipe: Recipe, folder: Path, console: Any) -> RunResult:
                 await evaluate_stage(session, stage, index)
             record.finish_stage(index)
         session.trackers.close()
+        _compare(session, record.results)
         return RunResult(folder, record.results)
     finally:
         record.close()
@@ -122,6 +123,16 @@ def _inspect_tasks(session: Any, folder: Path) -> None:
         if len(problems) > 5:
             session.say(f"tasks.{name}: left out {len(problems) - 5} more, see {folder / 'data.json'}")
     write_atomic(folder / "data.json", json.dumps(found, indent=2, ensure_ascii=False))
+
+
+def _compare(session: Any, results: Mapping[str, Any]) -> None:
+    """Says how the last evaluation differs from the first one on the same tasks."""
+    from cothink.stages.evaluate import difference, points
+
+    labels = list(results)
+    if len(labels) > 1 and results[labels[0]]["per_task"].keys() == results[labels[-1]]["per_task"].keys():
+        gain = difference(results[labels[-1]], results[labels[0]])
+        session.say(f"{labels[-1]} - {labels[0]}: {points(gain)} (paired, 95 %)")
 
 
 class LoadedTeam:

@@ -17,8 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from cothink import stats
 from cothink.record import write_atomic
+from cothink.stages.evaluate import difference, points
 
 RUNS = {"team": "rema-demo.yaml", "solo": "solo-demo.yaml"}
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -104,18 +104,6 @@ def tokens_trained(folder: Path) -> int:
     """Tokens sampled for training by a run."""
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     return int(json.loads(lines[-1])["tokens_total"])
-
-
-def difference(after: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, float]:
-    """Mean difference in accuracy over the same tasks, with its paired bootstrap interval."""
-    shared = after["per_task"].keys() & before["per_task"].keys()
-    mean, low, high = stats.paired_bootstrap([after["per_task"][k] - before["per_task"][k] for k in sorted(shared)])
-    return {"mean": mean, "low": low, "high": high}
-
-
-def points(d: Mapping[str, float]) -> str:
-    """A difference in percentage points."""
-    return f"{100 * d['mean']:+.1f} points [{100 * d['low']:+.1f}, {100 * d['high']:+.1f}]"
 
 
 def table(summary: Mapping[str, Any]) -> Any:

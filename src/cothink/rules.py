@@ -69,6 +69,7 @@ def findings(recipe: Recipe) -> Findings:
         for rule in (_estimator, _ratio_and_clip, _aggregation, _kl, _episodes, _weights, _rewards, _no_effect):
             found += rule(spot)
     found += _cold_start(recipe)
+    found += _foreign_prompts(recipe)
     by_letter = {letter: tuple(p for p in found if p.code[0] == letter) for letter in "EWI"}
     return Findings(by_letter["E"], by_letter["W"], by_letter["I"])
 
@@ -288,6 +289,17 @@ def _cold_start(recipe: Recipe) -> Iterator[Problem]:
         where = f"stages.{kinds.index('rl')}"
         what = "nothing measures the cold start: rl needs a success rate between .2 and .8 to begin with"
         yield Problem(where, what, "an evaluate stage before it", code="W17")
+
+
+def _foreign_prompts(recipe: Recipe) -> Iterator[Problem]:
+    """The built-in model obeys the one-line prompts it was trained on and no others (code of ours)."""
+    from cothink.builtin.prompts import PROMPTS
+
+    for name, role in recipe.roles().items():
+        if recipe.policies[role.policy].model == "builtin:tiny" and role.system not in PROMPTS.values():
+            what = f"builtin:tiny has never seen the system prompt of {name!r} and will not obey it"
+            known = ", ".join(repr(p) for p in PROMPTS.values())
+            yield Problem(f"team.roles.{name}.system", what, f"one of {known}", code="W18")
 
 
 def links(recipe: Recipe) -> list[Problem]:

@@ -10,7 +10,7 @@ BASE = """
 name: small
 team:
   workflow: {name: rema, max_turns: 3}
-  roles: {meta: {policy: main}, reasoning: {policy: main}}
+  roles: {meta: {policy: main, system: "Guide."}, reasoning: {policy: main, system: "Follow."}}
 policies: {main: {model: builtin:tiny, learning_rate: 3e-4}}
 tasks: {train: wordsums, test: {name: wordsums, split: test}}
 stages:
@@ -87,6 +87,7 @@ def test_what_cannot_work_is_refused(code, overrides):
         ("W10", ["team.workflow.order=[meta, helper, reasoning]", "team.roles.helper={policy: second}", SECOND,
                  "stages.1.schedule={name: alternate, every: 2}"]),
         ("W11", [TWO, SECOND]),
+        ("W18", ["~team.roles.meta.system"]),
         ("W12", ["team.roles.meta.top_k=5", "policies.main.dtype=bfloat16"]),
         ("W13", ["policies.main.model=some/model", "policies.main.learning_rate=5e-5"]),
         ("W14", ["stages.1.rewards=[{name: answer.correct}, {name: format.boxed, weight: 0.5}]"]),

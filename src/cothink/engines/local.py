@@ -116,7 +116,7 @@ class LocalEngine:
                     request.done.set_result(None)
 
     def _take(self) -> tuple[str, list[_Request]]:
-        """The requests of the policy with the most waiting rows, longest prompts first, up to one full batch."""
+        """The requests of the policy with the most waiting rows: similar prompt lengths together, one batch at most."""
         load: dict[str, int] = {}
         for request in self._waiting:
             load[request.policy] = load.get(request.policy, 0) + len(request.rows)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cothink import stats
@@ -96,6 +96,18 @@ def summarise(episodes: Sequence[Episode]) -> dict[str, Any]:
         "levels": {k: sum(v) / len(v) for k, v in sorted(levels.items())},
         "per_task": per_task,
     }
+
+
+def difference(after: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, float]:
+    """Mean difference in accuracy over the tasks that both results hold, with its paired bootstrap interval."""
+    shared = sorted(after["per_task"].keys() & before["per_task"].keys())
+    mean, low, high = stats.paired_bootstrap([after["per_task"][k] - before["per_task"][k] for k in shared])
+    return {"mean": mean, "low": low, "high": high}
+
+
+def points(d: Mapping[str, float]) -> str:
+    """A difference in percentage points."""
+    return f"{100 * d['mean']:+.1f} points [{100 * d['low']:+.1f}, {100 * d['high']:+.1f}]"
 
 
 def sentence(values: dict[str, Any]) -> str:
