@@ -1,4 +1,4 @@
-"""Ctrl-C in the middle of a run: exit code 130, a checkpoint of the last finished step, and the same end after resuming."""
+"""Ctrl-C in the middle of a run: exit code 130, a checkpoint of the last step, the same end after resuming."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rebuild the built-in model with one command: `python -m cothink.builtin.make OUT --minutes 35`."""
+"""Rebuild the built-in model with one command: `python -m cothink.builtin.make OUT`."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from cothink.builtin.chats import CLEAN, MIXED, chats
 from cothink.builtin.measure import Sampler, measure, table
 from cothink.builtin.tokenizer import END, PAD, START, build, render
-from cothink.tasks.wordsums import load
+from cothink.tasks.wordsums import MAX_LEVEL, load
 
 ROW_TOKENS = 1536
 """Padded tokens in one training batch."""
-PEAK, FLOOR, WARMUP = 1e-3, 0.02, 0.015
+PEAK, FLOOR, WARMUP = 2e-3, 0.02, 0.03
 """Learning rate at its peak, the share of it kept at the end, the share of the time spent warming up."""
-PLAIN = 0.15
-"""Share of the time spent on problems without distractors first."""
+EASY, EASY_LEVEL = 0.12, 3
+"""Share of the time spent on short problems first, and the highest level among them."""
 SKILL = 0.6
 """Share of the time spent on clean chats, before the bad habits are mixed in."""
 OTHER_WEIGHT = 0.05
@@ -63,14 +63,14 @@ class Rows:
     def __init__(self, tokenizer, seed: int) -> None:
         self.tokenizer = tokenizer
         self.random = random.Random(f"rows/{seed}")
-        self.habits, self.plain = CLEAN, True
+        self.habits, self.hardest = CLEAN, EASY_LEVEL
         self.pad, self.end, self.start, self.assistant = (
             tokenizer.convert_tokens_to_ids(token) for token in (PAD, END, START, "assistant")
         )
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         while True:
-            texts = [render(chat) for chat in islice(chats(self.random, self.habits, self.plain), 1000)]
+            texts = [render(chat) for chat in islice(chats(self.random, self.habits, self.hardest), 1000)]
             rows = sorted(self.tokenizer(texts)["input_ids"], key=len)
             batches: list[list[list[int]]] = [[]]
             for row in rows:
@@ -106,7 +106,7 @@ def train(model, tokenizer, out: Path, minutes: float, seed: int) -> int:
         if progress >= 1:
             break
         rows.habits = CLEAN if progress < SKILL else MIXED
-        rows.plain = progress < PLAIN
+        rows.hardest = EASY_LEVEL if progress < EASY else MAX_LEVEL
         for group in optimizer.param_groups:
             group["lr"] = PEAK * schedule(progress)
         logits = model(input_ids=ids, use_cache=False).logits[:, :-1]
@@ -168,7 +168,7 @@ def main() -> None:
     """Parse the command line, build the tokenizer, train, measure and save."""
     parser = argparse.ArgumentParser(description="Rebuild the built-in model and its tokenizer.")
     parser.add_argument("out", type=Path, help="folder to write (an older one is replaced)")
-    parser.add_argument("--minutes", type=float, default=35, help="training time (default 35)")
+    parser.add_argument("--minutes", type=float, default=24, help="training time (default 24)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
