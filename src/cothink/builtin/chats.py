@@ -13,13 +13,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from cothink.builtin.prompts import FINISH, INSTRUCT, PROMPTS, REFINE, VERIFY
-from cothink.tasks.wordsums import MAX_LEVEL, TOP, apply, draw
+from cothink.tasks.wordsums import TOP, apply, draw
 from cothink.types import Message, Task
 
 Chat = list[Message]
 
 LEVELS = (1, 2, 3, 4, 5, 6, 7, 8)
 LEVEL_WEIGHTS = (1, 2, 3, 3, 3, 1.5, 1, 1)
+PLAIN_WEIGHTS = (0.3, 0.5, 1, 2, 2, 2, 2, 2)
+"""Long stories without distractors teach order best: more answer under each question."""
 FULL, EMPTY, VAGUE, WRONG, LEAK = "full", "empty", "vague", "wrong", "leak"
 PACED, AT_ONCE, EARLY, LATE = "paced", "at_once", "early", "late"
 DRILLS = 0.12
@@ -291,13 +293,13 @@ MAKERS: dict[Maker, float] = {
 }
 
 
-def chats(rng: random.Random, habits: Habits = MIXED, hardest: int = MAX_LEVEL) -> Iterator[Chat]:
-    """Yield training chats for ever, of the training side of `wordsums` only."""
+def chats(rng: random.Random, habits: Habits = MIXED, plain: bool = False) -> Iterator[Chat]:
+    """Yield training chats for ever, of the training side of `wordsums` only; `plain` leaves distractors out."""
     makers, weights = list(MAKERS), list(MAKERS.values())
     while True:
         if rng.random() < DRILLS:
             yield drill(rng)
             continue
-        level = rng.choices(LEVELS[:hardest], LEVEL_WEIGHTS[:hardest])[0]
-        task = draw(rng, level, rng.randint(0, 2))
+        level = rng.choices(LEVELS, PLAIN_WEIGHTS if plain else LEVEL_WEIGHTS)[0]
+        task = draw(rng, level, 0 if plain else rng.randint(0, 2))
         yield rng.choices(makers, weights)[0](rng, task, habits)

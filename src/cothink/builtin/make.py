@@ -1,4 +1,4 @@
-"""Rebuild the built-in model with one command: `python -m cothink.builtin.make OUT`."""
+"""Rebuild the built-in model with one command: `python -m cothink.builtin.make OUT --minutes 35`."""
 
 from __future__ import annotations
 
@@ -13,19 +13,21 @@ from itertools import islice
 from pathlib import Path
 
 import torch
+import torch.distributed
+import torch.multiprocessing
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from cothink.builtin.chats import CLEAN, MIXED, chats
 from cothink.builtin.measure import Sampler, measure, table
 from cothink.builtin.tokenizer import END, PAD, START, build, render
-from cothink.tasks.wordsums import MAX_LEVEL, load
+from cothink.tasks.wordsums import load
 
 ROW_TOKENS = 1536
 """Padded tokens in one training batch."""
-PEAK, FLOOR, WARMUP = 2e-3, 0.02, 0.03
+PEAK, FLOOR, WARMUP = 1.4e-3, 0.02, 0.015
 """Learning rate at its peak, the share of it kept at the end, the share of the time spent warming up."""
-EASY, EASY_LEVEL = 0.12, 3
-"""Share of the time spent on short problems first, and the highest level among them."""
+PLAIN = 0.15
+"""Share of the time spent on problems without distractors first."""
 SKILL = 0.6
 """Share of the time spent on clean chats, before the bad habits are mixed in."""
 OTHER_WEIGHT = 0.05
@@ -63,14 +65,14 @@ class Rows:
     def __init__(self, tokenizer, seed: int) -> None:
         self.tokenizer = tokenizer
         self.random = random.Random(f"rows/{seed}")
-        self.habits, self.hardest = CLEAN, EASY_LEVEL
+        self.habits, self.plain = CLEAN, True
         self.pad, self.end, self.start, self.assistant = (
             tokenizer.convert_tokens_to_ids(token) for token in (PAD, END, START, "assistant")
         )
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         while True:
-            texts = [render(chat) for chat in islice(chats(self.random, self.habits, self.hardest), 1000)]
+            texts = [render(chat) for chat in islice(chats(self.random, self.habits, self.plain), 1000)]
             rows = sorted(self.tokenizer(texts)["input_ids"], key=len)
             batches: list[list[list[int]]] = [[]]
             for row in rows:
@@ -95,29 +97,35 @@ class Rows:
         return weights
 
 
-def train(model, tokenizer, out: Path, minutes: float, seed: int) -> int:
-    """Train for so many minutes, saving and measuring on the way; return the number of tokens seen."""
+def train(model, tokenizer, out: Path, minutes: float, seed: int, rank: int = 0, processes: int = 1) -> int:
+    """Train for so many minutes, saving and measuring on the way; return the number of tokens seen by all processes.
+
+    Each process reads rows of its own and all take one step on the mean gradient; the first one's clock counts.
+    """
     optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK, betas=(0.9, 0.98), weight_decay=0.05, fused=True)
-    rows = Rows(tokenizer, seed)
+    rows = Rows(tokenizer, seed * processes + rank)
     began = saved = time.monotonic()
     spent, losses, tokens, saves = 0.0, [], 0, 0
     for step, (ids, weights) in enumerate(rows):
-        progress = (time.monotonic() - began - spent) / (60 * minutes)
+        progress = agreed((time.monotonic() - began - spent) / (60 * minutes), processes)
         if progress >= 1:
             break
         rows.habits = CLEAN if progress < SKILL else MIXED
-        rows.hardest = EASY_LEVEL if progress < EASY else MAX_LEVEL
+        rows.plain = progress < PLAIN
         for group in optimizer.param_groups:
             group["lr"] = PEAK * schedule(progress)
         logits = model(input_ids=ids, use_cache=False).logits[:, :-1]
         each = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
         loss = (each * weights[:, 1:].flatten()).sum() / weights[:, 1:].sum()
         loss.backward()
+        average_gradients(model, processes)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
-        tokens += int((weights > 0).sum())
+        tokens += processes * int((weights > 0).sum())
+        if rank:
+            continue
         if step % LOG_STEPS == 0:
             mean = sum(losses) / len(losses)
             losses.clear()
@@ -131,6 +139,27 @@ def train(model, tokenizer, out: Path, minutes: float, seed: int) -> int:
             saved = time.monotonic()
             spent += saved - pause
     return tokens
+
+
+def agreed(value: float, processes: int) -> float:
+    """Return the first process's value in every process."""
+    if processes == 1:
+        return value
+    shared = torch.tensor([value], dtype=torch.float64)
+    torch.distributed.broadcast(shared, 0)
+    return shared.item()
+
+
+def average_gradients(model, processes: int) -> None:
+    """Replace every gradient by its mean over the processes."""
+    if processes == 1:
+        return
+    grads = [p.grad for p in model.parameters() if p.grad is not None]
+    flat = torch.cat([g.flatten() for g in grads])
+    torch.distributed.all_reduce(flat)
+    flat /= processes
+    for grad, mean in zip(grads, flat.split([g.numel() for g in grads])):
+        grad.copy_(mean.view_as(grad))
 
 
 def schedule(progress: float) -> float:
@@ -168,18 +197,34 @@ def main() -> None:
     """Parse the command line, build the tokenizer, train, measure and save."""
     parser = argparse.ArgumentParser(description="Rebuild the built-in model and its tokenizer.")
     parser.add_argument("out", type=Path, help="folder to write (an older one is replaced)")
-    parser.add_argument("--minutes", type=float, default=24, help="training time (default 24)")
+    parser.add_argument("--minutes", type=float, default=26, help="training time (default 26)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--processes", type=int, default=2, help="one thread each (default 2)")
     args = parser.parse_args()
-    torch.set_num_threads(args.threads)
+    port = 29500 + os.getpid() % 1000
+    if args.processes == 1:
+        make(0, args, port)
+    else:
+        torch.multiprocessing.spawn(make, (args, port), nprocs=args.processes)
+
+
+def make(rank: int, args: argparse.Namespace, port: int) -> None:
+    """One process's part of the work; the first one saves and measures."""
+    torch.set_num_threads(1)
+    if args.processes > 1:
+        where = f"tcp://127.0.0.1:{port}"
+        torch.distributed.init_process_group("gloo", init_method=where, rank=rank, world_size=args.processes)
     torch.manual_seed(args.seed)
     tokenizer = build(args.seed)
     model = new_model(tokenizer)
-    print(f"{sum(p.numel() for p in model.parameters()):,} weights, {len(tokenizer)} tokens", flush=True)
-    tokens = train(model, tokenizer, args.out, args.minutes, args.seed)
-    save(model, tokenizer, args.out)
-    print(f"{tokens:,} tokens seen\n{report(model, tokenizer, 800, (1, 8))}", flush=True)
+    if rank == 0:
+        print(f"{sum(p.numel() for p in model.parameters()):,} weights, {len(tokenizer)} tokens", flush=True)
+    tokens = train(model, tokenizer, args.out, args.minutes, args.seed, rank, args.processes)
+    if args.processes > 1:
+        torch.distributed.destroy_process_group()
+    if rank == 0:
+        save(model, tokenizer, args.out)
+        print(f"{tokens:,} tokens seen\n{report(model, tokenizer, 800, (1, 8))}", flush=True)
 
 
 if __name__ == "__main__":
