@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 a run that failed, 2 a recipe or command line that cannot 
 
 from __future__ import annotations
 
+import signal
 import sys
 import warnings
 from pathlib import Path
@@ -174,6 +175,8 @@ def verify(
 
 def main(arguments: list[str] | None = None) -> None:
     """The console script: runs a command and turns what went wrong into an exit code."""
+    # A scheduler's "stop now" ends a run as Ctrl-C does: with a checkpoint of the last finished step.
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     # Libraries that warn one another about their own future say nothing to the person who runs a recipe.
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"(transformers|peft|torch)\.")
     try:

@@ -1,4 +1,4 @@
-"""Ctrl-C in the middle of a run: exit code 130, a checkpoint of the last step, the same end after resuming."""
+"""Ctrl-C or SIGTERM in the middle of a run: exit code 130, a checkpoint, and the same end after resuming."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ import subprocess
 import sys
 import time
 
+import pytest
 import yaml
 
 import cothink
 
 
-def test_interrupted_by_a_signal_and_resumed(tiny_folder, tmp_path):
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_by_a_signal_and_resumed(stop, tiny_folder, tmp_path):
     rows = [{"question": f"{a} + {b}?", "answer": str(a + b)} for a in range(5) for b in range(4)]
     (tmp_path / "sums.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
     recipe = {
@@ -38,7 +40,7 @@ def test_interrupted_by_a_signal_and_resumed(tiny_folder, tmp_path):
     ends = time.monotonic() + 120
     while time.monotonic() < ends and not (log.exists() and log.read_text().count("\n") >= 3):
         time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(stop)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 130, output[-2000:]
     state = json.loads((parts / "state.json").read_text())

@@ -20,7 +20,9 @@ SMALL = """
 name: small
 team:
   workflow: {name: rema, max_turns: 1}
-  roles: {meta: {policy: meta, max_tokens: 32}, reasoning: {policy: reasoning, max_tokens: 64}}
+  roles:
+    meta: {policy: meta, system: "Plan.", max_tokens: 32}
+    reasoning: {policy: reasoning, system: "Follow the plan.", max_tokens: 64}
 policies: {meta: {model: builtin:tiny, learning_rate: 3e-4}, reasoning: {model: builtin:tiny, learning_rate: 3e-4}}
 tasks: {train: {name: wordsums, count: 300}, test: {name: wordsums, split: test, count: 50}}
 stages:
