@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -208,11 +209,12 @@ class Policy:
     def save(self, folder: Path) -> None:
         """Writes `folder/NAME` with `save_pretrained` (a model, or a PEFT adapter) and the tokenizer."""
         place = folder / self.name
-        place.mkdir(parents=True, exist_ok=True)
         if self.adapter is None:
             self.model.save_pretrained(place)
         else:
             self.model.save_pretrained(folder, selected_adapters=[self.adapter])
+            shutil.rmtree(place, ignore_errors=True)
+            (folder / self.adapter).rename(place)
         self.tokenizer.save_pretrained(place)
         for file in place.rglob("*.safetensors"):
             file.chmod(0o644)  # safetensors writes 0600, which locks out whoever serves the model
@@ -296,8 +298,9 @@ def load_policies(
             model, adapter = _model(source, dtype, spec), None
         else:
             model = bases.get((source, str(dtype)))
-            model = _with_adapter(model if model is not None else _model(source, dtype, spec), name, spec)
-            bases[source, str(dtype)], adapter = model, name
+            adapter = f"policy-{name}"  # never a part of PEFT's own prefix "lora_", which it would confuse
+            model = _with_adapter(model if model is not None else _model(source, dtype, spec), adapter, spec)
+            bases[source, str(dtype)] = model
         model.eval()
         policies[name] = Policy(name, model, tokenizer, spec, adapter, (total_steps or {}).get(name, 0))
     return policies

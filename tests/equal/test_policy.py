@@ -139,10 +139,10 @@ def test_adapters_share_a_base_and_train_alone(tiny_folder):
     before = {n: p.clone() for n, p in a.model.named_parameters()}
     a.update(samples, knobs())
     changed = {n for n, p in a.model.named_parameters() if not torch.equal(p, before[n])}
-    assert changed and all(".a." in n for n in changed)
+    assert changed and all(".policy-a." in n for n in changed)
     assert (a.version, b.version) == (1, 0)
     b.update(rows(b), knobs())
-    assert any(".b." in n for n, p in a.model.named_parameters() if not torch.equal(p, before[n]))
+    assert any(".policy-b." in n for n, p in a.model.named_parameters() if not torch.equal(p, before[n]))
 
 
 def test_updates_cut_the_batch_into_as_many_steps(tiny_folder):
