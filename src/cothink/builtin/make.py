@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed
-import torch.multiprocessing
+from torch.multiprocessing.spawn import spawn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from cothink.builtin.chats import CLEAN, MIXED, chats
@@ -205,7 +205,7 @@ def main() -> None:
     if args.processes == 1:
         make(0, args, port)
     else:
-        torch.multiprocessing.spawn(make, (args, port), nprocs=args.processes)
+        spawn(make, (args, port), nprocs=args.processes)
 
 
 def make(rank: int, args: argparse.Namespace, port: int) -> None:
