@@ -308,8 +308,3 @@ def sibling_advantages(
     guess = values if critic is None else critic
     total, total_guess = math.fsum(values), math.fsum(guess)
     return [v - ((1 - alpha) * (total - v) + alpha * (total_guess - q)) / others for v, q in zip(values, guess)]
-
-
-def overlong_penalty(tokens: int, max_length: int, cache: int, factor: float = 1.0) -> float:
-    """DAPO's soft length penalty: 0 up to max_length - cache, then linear down to -factor at max_length."""
-    return -factor * min(1.0, max(0.0, (tokens - (max_length - cache)) / cache))

@@ -7,6 +7,7 @@ import torch
 
 from cothink import credit, estimators, losses, stats, watch
 from cothink.batch import pad, weights_for
+from cothink.rewards import length
 from cothink.types import FINISHED, Completion, Episode, Finish, Sample, Score, ScoredTurn, Task, Turn
 
 
@@ -352,6 +353,13 @@ def steps(i, p):
             "steps": out.steps, "loss_scale": out.loss_scale}  # fmt: skip
 
 
+def overlong(tokens, **parameters):
+    spoken = Turn("0", (), "r", "p", Completion("", output_ids=(0,) * tokens), "")
+    return length.overlong(
+        Task("t", "", ""), spoken, Episode("e", Task("t", "", ""), (), Finish(FINISHED, "")), **parameters
+    )
+
+
 ADAPTERS = {
     "accuracy_filter": accuracy,
     "aggregation_weights": aggregation,
@@ -372,7 +380,7 @@ ADAPTERS = {
     "mutual_information": lambda i, p: {"nats": watch.mutual_information(**i, **p)},
     "net_push": lambda i, p: {"roles": estimators.net_push(**i)},
     "optimiser_steps": steps,
-    "overlong_penalty": lambda i, p: {"penalties": [credit.overlong_penalty(n, **p) for n in i["lengths"]]},
+    "overlong_penalty": lambda i, p: {"penalties": [overlong(n, **p) for n in i["lengths"]]},
     "prefix_tree_advantage": prefix_tree,
     "rloo_advantage": lambda i, p: {"advantages": estimators.rloo(rows(**i))},
     "running_max_alarm": lambda i, p: {
