@@ -106,33 +106,37 @@ async def _run(recipe: Recipe, folder: Path, console: Any) -> RunResult:
         record.close()
 
 
-def _inspect_tasks(session: Any, folder: Path) -> None:
+def _inspect_tasks(session: Any, folder: Path | None) -> None:
     """Leaves out tasks whose gold is not right against itself; says and writes (`data.json`) what was left out."""
     from cothink.tasks import report
     from cothink.verify import check_golds
 
     found: dict[str, Any] = {}
     for name, tasks in session.tasks.items():
+        loaded = report(tasks)
         problems = check_golds(tasks)
         bad = {line.partition(": gold ")[0] for line in problems}
         session.tasks[name] = [t for t in tasks if t.id not in bad]
-        loaded = report(tasks)
         found[name] = {"tasks": len(session.tasks[name]), "loading": loaded.splitlines(), "bad_golds": problems}
         for line in [*loaded.splitlines(), *(f"left out {p}" for p in problems[:5])]:
             session.say(f"tasks.{name}: {line}")
         if len(problems) > 5:
-            session.say(f"tasks.{name}: left out {len(problems) - 5} more, see {folder / 'data.json'}")
-    write_atomic(folder / "data.json", json.dumps(found, indent=2, ensure_ascii=False))
+            more = "" if folder is None else f", see {folder / 'data.json'}"
+            session.say(f"tasks.{name}: left out {len(problems) - 5} more{more}")
+    if folder is not None:
+        write_atomic(folder / "data.json", json.dumps(found, indent=2, ensure_ascii=False))
 
 
 def _compare(session: Any, results: Mapping[str, Any]) -> None:
     """Says how the last evaluation differs from the first one on the same tasks."""
     from cothink.stages.evaluate import difference, points
 
-    labels = list(results)
-    if len(labels) > 1 and results[labels[0]]["per_task"].keys() == results[labels[-1]]["per_task"].keys():
-        gain = difference(results[labels[-1]], results[labels[0]])
-        session.say(f"{labels[-1]} - {labels[0]}: {points(gain)} (paired, 95 %)")
+    if not results:
+        return
+    first, last = next(iter(results)), next(reversed(results))
+    before, after = results[first], results[last]
+    if first != last and before["per_task"] and before["per_task"].keys() == after["per_task"].keys():
+        session.say(f"{last} - {first}: {points(difference(after, before))} (paired, 95 %)")
 
 
 class LoadedTeam:
@@ -191,6 +195,7 @@ def evaluate(
         raise RunError(f"the recipe has no task set {on!r}; it has {', '.join(recipe.tasks)}")
     session = assemble(recipe.model_copy(update={"stages": (stage,)}), weights)
     session.console = console
+    _inspect_tasks(session, None)
     return run_sync(evaluate_stage(session, stage, 0))
 
 

@@ -187,11 +187,15 @@ class TemplateCodec:
         return Grown((*ids, *self._encode_glue(glue, ids)), broke=False)
 
     def decode(self, output_ids: Sequence[int]) -> str:
+        text = self.read(output_ids)
+        return text[: self._stop_at(text)]
+
+    def read(self, output_ids: Sequence[int]) -> str:
+        """As `decode`, with a stop string left in the text: what an engine looks through while it samples."""
         ids = list(output_ids)
         while ids and ids[-1] in self.stop_ids:
             ids.pop()
-        text = self._text(ids)
-        return text[: self._stop_at(text)]
+        return self._text(ids)
 
     # ---- growth
 

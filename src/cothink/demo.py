@@ -35,9 +35,10 @@ def main() -> None:
     console = Console()
     if not (RECIPES / "rema-demo.yaml").exists():
         raise SystemExit(f"the demo needs a clone of the repository: {RECIPES}/rema-demo.yaml is not there")
-    if options.out.exists():
-        console.print(f"replacing the demo that was in {options.out}")
-        shutil.rmtree(options.out)
+    for name in ("rema", "solo"):  # an earlier demo's own folders, and nothing else
+        if (options.out / name / "recipe.yaml").exists():
+            console.print(f"replacing the demo run in {options.out / name}")
+            shutil.rmtree(options.out / name)
     summary = demo(options.out, options.seed, console)
     console.print()
     console.print(table(summary))

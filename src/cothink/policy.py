@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 import shutil
@@ -48,6 +49,7 @@ class Policy:
     """One distinct set of weights; serves every role that names it.
 
     `adapter` is None for full weights, else the name of a LoRA adapter on a base model that other policies may share.
+    `mixed` computes in bfloat16 over float32 weights, because small steps round away on bfloat16 weights.
     """
 
     name: str
@@ -55,6 +57,7 @@ class Policy:
     tokenizer: Any
     settings: Any
     adapter: str | None = None
+    mixed: bool = False
     total_steps: int = 0
     version: int = 0
     _optimizer: torch.optim.Optimizer | None = None
@@ -74,6 +77,10 @@ class Policy:
             self.model.set_adapter(self.adapter)
         return self.model
 
+    def precision(self) -> Any:
+        """The context every forward pass of this policy runs in."""
+        return torch.autocast(self.device.type, dtype=torch.bfloat16) if self.mixed else contextlib.nullcontext()
+
     def parameters(self) -> list[nn.Parameter]:
         """The weights this policy trains."""
         if not self._parameters:
@@ -88,11 +95,12 @@ class Policy:
 
     def logprobs(self, batch: Batch, *, entropy_in_loss: bool = False) -> tuple[Tensor, Tensor]:
         """Log-probs [B, L] of the trained tokens under the sampling temperature (0 elsewhere), and their entropies."""
-        return token_logprobs(self.activate(), batch, entropy_in_loss=entropy_in_loss)
+        with self.precision():
+            return token_logprobs(self.activate(), batch, entropy_in_loss=entropy_in_loss)
 
     def reference_logprobs(self, batch: Batch) -> Tensor:
         """Log-probs [B, L] under the weights this policy started the stage with."""
-        with torch.no_grad():
+        with torch.no_grad(), self.precision():
             if self.adapter is not None:
                 model = self.activate()
                 with model.disable_adapter():
@@ -101,10 +109,18 @@ class Policy:
                 raise TrainingError(f"policy {self.name}: keep_reference() was not called before training")
             return token_logprobs(self._reference, batch)[0]
 
-    def keep_reference(self) -> None:
-        """Freezes a copy of full weights as the KL reference; an adapter's reference is its base."""
-        if self.adapter is None:
-            self._reference = copy.deepcopy(self.model).eval().requires_grad_(False)
+    def keep_reference(self, folder: Path | None = None) -> None:
+        """Freezes full weights as the KL reference, kept in `folder` for a resumed run; an adapter's is its base."""
+        if self.adapter is not None:
+            return
+        kept = None if folder is None else folder / self.name
+        if kept is not None and (kept / "config.json").exists():
+            found = type(self.model).from_pretrained(kept, dtype=self.model.dtype).to(self.device)
+        else:
+            found = copy.deepcopy(self.model)
+            if kept is not None:
+                found.save_pretrained(kept)
+        self._reference = found.eval().requires_grad_(False)
 
     def update(self, samples: Sequence[Sample], knobs: Knobs, seed: int = 0) -> dict[str, float]:
         """Runs `knobs.updates` optimiser steps on the samples and returns metrics; an update needs trained tokens."""
@@ -188,10 +204,10 @@ class Policy:
         trained = batch.turns >= 0
         gap = (logprobs - batch.logprobs)[trained].abs()
         worst = float(gap.max()) if gap.numel() else 0.0
-        if worst > ENGINE_GAP and self.model.dtype == torch.float32:
+        if worst > ENGINE_GAP and self.model.dtype == torch.float32 and not self.mixed:
             raise TrainingError(
-                f"policy {self.name}: engine and trainer differ by {worst:.2g} in a log-prob (limit {ENGINE_GAP}). "
-                "Sampling with top_p or top_k, or dropout in the model, does this: switch them off for training"
+                f"policy {self.name}: engine and trainer differ by {worst:.3g} in a log-prob (limit {ENGINE_GAP}). "
+                "Sampling with top_p or top_k, or dropout, does this: switch them off for training"
             )
         return worst, float(gap.sum()), float(gap.numel())
 
@@ -293,6 +309,8 @@ def load_policies(
     policies: dict[str, Policy] = {}
     for name, spec in specs.items():
         source, dtype = str(where(spec.model)), _dtype(spec.dtype)
+        mixed = spec.lora_r is None and dtype == torch.bfloat16
+        dtype = torch.float32 if mixed else dtype
         tokenizer = _tokenizer(source)
         if spec.lora_r is None:
             model, adapter = _model(source, dtype, spec), None
@@ -301,8 +319,10 @@ def load_policies(
             adapter = f"policy-{name}"  # never a part of PEFT's own prefix "lora_", which it would confuse
             model = _with_adapter(model if model is not None else _model(source, dtype, spec), adapter, spec)
             bases[source, str(dtype)] = model
+        if spec.gradient_checkpointing:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         model.eval()
-        policies[name] = Policy(name, model, tokenizer, spec, adapter, (total_steps or {}).get(name, 0))
+        policies[name] = Policy(name, model, tokenizer, spec, adapter, mixed, (total_steps or {}).get(name, 0))
     return policies
 
 
@@ -313,10 +333,7 @@ def _model(source: str, dtype: torch.dtype, spec: Any) -> Any:
     logging.disable_progress_bar()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=dtype)
-    model.to(device)
-    if spec.gradient_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    return model
+    return model.to(device)
 
 
 def _tokenizer(source: str) -> Any:

@@ -194,7 +194,7 @@ def _memory(policy: Any) -> str:
     count = parameters(folder) if folder else None
     if count is None:
         return f"{method}, size known once it is loaded"
-    width = 2 if policy.dtype == "bfloat16" else 4
+    width = 2 if policy.dtype == "bfloat16" and policy.lora_r is not None else 4  # full weights stay float32
     weights = count * width
     # AdamW keeps two moments beside the gradient, all in the type of the weights.
     training = f", {_bytes(4 * weights)} with gradients and AdamW" if policy.lora_r is None else " plus the adapter"

@@ -20,6 +20,9 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
 
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")]
+"""A policy's name becomes a folder and a module name."""
+
 LATER = ("collect", "sft", "dpo")
 """Stage kinds that are announced and not there yet."""
 
@@ -233,7 +236,7 @@ class Recipe(Tree):
     name: Annotated[str, Field(min_length=1, pattern=r"^[^/\\]+$")]
     seed: int = 0
     team: TeamPart
-    policies: Annotated[dict[str, PolicyPart], Field(min_length=1)]
+    policies: Annotated[dict[Name, PolicyPart], Field(min_length=1)]
     tasks: Annotated[dict[str, Block], Field(min_length=1)]
     engine: EnginePart = EnginePart()
     stages: Annotated[tuple[Stage, ...], Field(min_length=1)]

@@ -139,14 +139,15 @@ class Run:
         """Saves every policy and the place to go on from; older checkpoints beyond the last two are removed."""
         name = f"stage{state['stage']:02d}-step{state['step']:06d}"
         place, part = self.checkpoints / name, self.checkpoints / (name + ".part")
-        for folder in (part, place):
-            if folder.exists():
-                shutil.rmtree(folder)
+        if self.state == {**state, "checkpoint": name} and place.exists():
+            return place  # this very state is saved already
+        shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
         for policy in policies.values():
             policy.save(part)
             if hasattr(policy, "save_state"):
                 policy.save_state(part / "training")
+        shutil.rmtree(place, ignore_errors=True)  # only now: the state file may still point at it
         os.replace(part, place)
         self.state = {**state, "checkpoint": name}
         write_atomic(self.folder / "state.json", json.dumps(self.state, indent=2))

@@ -245,6 +245,10 @@ def _weights(s: _Spot) -> Iterator[Problem]:
         if policy.lora_r is None and policy.learning_rate > HOT and not policy.model.startswith("builtin:"):
             where, what = f"policies.{name}.learning_rate", f"{policy.learning_rate:g} is hot for full weights"
             yield Problem(where, what, "1e-6, or lora_r: 16", code="W13")
+    for policy in s.policies:
+        if s.recipe.policies[policy].lora_dropout > 0:
+            what = "rl needs the log-probs that were sampled, and dropout changes them"
+            yield Problem(f"policies.{policy}.lora_dropout", what, "lora_dropout: 0.0", code="E22")
     for name, role in s.roles.items():
         if role.top_p < 1 or role.top_k > 0:
             what = "log-probs of a cut distribution are not those that are trained"
@@ -313,8 +317,13 @@ def links(recipe: Recipe) -> list[Problem]:
         problems.append(
             Problem(f"policies.{name}", "no role uses this policy", f"policy: {name} in a role", code="idle")
         )
+    labels: dict[str, int] = {}
     for k, stage in enumerate(recipe.stages):
         where = f"stages.{k}"
+        label = (stage.label or f"evaluate-{k}") if stage.kind == "evaluate" else None
+        if label is not None and labels.setdefault(label, k) != k:
+            what = f"stage {labels[label]} has the label {label!r} too, and results are kept by label"
+            problems.append(Problem(f"{where}.label", what, "a label of its own", code="E01"))
         if stage.on not in recipe.tasks:
             problems.append(unknown(f"{where}.on", "tasks", stage.on, recipe.tasks))
         if stage.kind == "rl":

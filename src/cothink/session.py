@@ -107,5 +107,27 @@ def bound_loss(stage: RL) -> Any:
 
 def _schedule_lengths(recipe: Recipe) -> Mapping[str, int]:
     """Optimiser steps per policy over all rl stages, at most: what a decaying learning rate counts down to."""
-    total = sum(s.steps * s.updates_per_step for s in recipe.stages if isinstance(s, RL))
-    return dict.fromkeys(recipe.policies, total)
+    trained = {role.policy for role in recipe.team.roles.values() if role.trainable}
+    total = dict.fromkeys(recipe.policies, 0)
+    for stage in recipe.stages:
+        if not isinstance(stage, RL):
+            continue
+        order = learning_order([p for p in recipe.policies if p in trained], recipe.roles(), stage)
+        for step in range(stage.steps):
+            for name in learners(order, stage, step):
+                total[name] += stage.updates_per_step
+    return total
+
+
+def learning_order(names: Sequence[str], roles: Mapping[str, Role], stage: RL) -> list[str]:
+    """The policies that learn, beginning with the one the schedule names (by policy or by role)."""
+    first = stage.schedule.first
+    start = 0 if first is None else list(names).index(roles[first].policy if first in roles else first)
+    return [*names[start:], *names[:start]]
+
+
+def learners(order: Sequence[str], stage: RL, step: int) -> Sequence[str]:
+    """The policies that learn in a 0-based step: all, or the one whose block of `every` steps it is."""
+    if stage.schedule.name == "joint":
+        return order
+    return [order[step // (stage.schedule.every or 1) % len(order)]]

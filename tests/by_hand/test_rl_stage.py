@@ -146,6 +146,12 @@ def test_void_filter_drops_episodes_with_an_empty_turn():
     assert len(book.seen[0]) == 3
 
 
+def test_a_reward_that_never_applies_is_an_error():
+    s, _ = session(by_play(MIXED), rewards=[{"name": "answer.plan", "role": "solver"}])
+    with pytest.raises(ValueError, match=r"no reward applied to any turn of 12 episodes: answer\.plan \(role solver\)"):
+        train(s)
+
+
 def test_an_empty_task_set_is_named():
     s, _ = session(by_play({}), count=0)
     with pytest.raises(ValueError, match=r"tasks\.train is empty"):

@@ -63,6 +63,7 @@ def refused(*overrides: str) -> str:
         ("E19", ["stages.1.updates_per_step=33"]),
         ("E20", ["stages.1.estimator={name: gdpo, weights: {other: 1}}"]),
         ("E22", ["team.roles.meta.top_p=0.9"]),
+        ("E22", ["policies.main={model: builtin:tiny, lora_r: 4, lora_dropout: 0.1}"]),
         ("E22", ["team.roles.meta.temperature=0"]),
         ("E01", ["team.roles.meta.trainable=false", "team.roles.reasoning.trainable=false"]),
         ("E01", ["policies.main={model: 'openai:m@http://localhost'}"]),
@@ -134,3 +135,18 @@ def test_findings_keep_errors_apart_from_warnings():
     assert [p.code for p in found.errors] == ["E03", "E11"]
     assert {p.code for p in found.warnings} == {"W17"} and {p.code for p in found.inert} == {"I01", "I05"}
     assert all(p.write for p in (*found.errors, *found.warnings))
+
+
+def test_two_evaluations_need_two_labels():
+    tree = source.parse(BASE, "base")
+    tree["stages"] = [*tree["stages"], {"kind": "evaluate", "on": "test", "label": "evaluate-0"}]
+    with pytest.raises(RecipeError, match=r"stages\.2\.label: stage 0 has the label 'evaluate-0' too"):
+        Recipe.load(tree)
+
+
+def test_a_decaying_rate_counts_the_steps_a_policy_gets():
+    from cothink.session import _schedule_lengths
+
+    alternate = "stages.1.schedule={name: alternate, every: 3}"
+    recipe = Recipe.load(source.parse(BASE, "base"), [TWO, SECOND, alternate, "stages.1.steps=10"])
+    assert _schedule_lengths(recipe) == {"main": 6, "second": 4}

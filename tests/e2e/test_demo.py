@@ -25,6 +25,24 @@ def test_the_team_gains_twenty_points(tmp_path):
     assert demo.table(summary).row_count == 4
 
 
+def test_the_demo_removes_only_what_a_demo_wrote(tmp_path, monkeypatch):
+    (tmp_path / "thesis.txt").write_text("mine")
+    (tmp_path / "solo").mkdir()
+    (tmp_path / "solo" / "notes.txt").write_text("mine")
+    (tmp_path / "rema").mkdir()
+    (tmp_path / "rema" / "recipe.yaml").write_text("name: rema-demo")
+
+    def stop(*args):
+        raise SystemExit("started")
+
+    monkeypatch.setattr(demo, "demo", stop)
+    monkeypatch.setattr("sys.argv", ["demo", "--out", str(tmp_path)])
+    with pytest.raises(SystemExit, match="started"):
+        demo.main()
+    assert (tmp_path / "thesis.txt").exists() and (tmp_path / "solo" / "notes.txt").exists()
+    assert not (tmp_path / "rema").exists()
+
+
 def test_a_failing_run_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(demo, "RUNS", {"team": "no-such-recipe.yaml"})
     with pytest.raises(SystemExit, match="the team run failed with exit code 2"):

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import cothink
-from cothink.record import RunError, last_checkpoint
+from cothink.record import Run, RunError, last_checkpoint
 
 
 @pytest.fixture
@@ -157,6 +157,35 @@ def test_trackers_get_every_step(recipe):
     (events,) = [e for e in (EventAccumulator(p).Reload() for p in places) if "reward" in e.Tags()["scalars"]]
     assert [e.step for e in events.Scalars("reward")] == [1, 2]
     assert [e.value for e in events.Scalars("reward")] == pytest.approx([r["reward"] for r in metrics(done.folder)])
+
+
+def test_a_checkpoint_is_never_removed_before_its_successor_is_written(recipe, tmp_path):
+    done = cothink.run(recipe, ["stages.1.checkpoint_every=2"], out=tmp_path / "run")
+    kept = last_checkpoint(done.folder)
+    record = Run(done.folder, (done.folder / "recipe.yaml").read_text(), 5)
+
+    class Broken:
+        def save(self, folder):
+            raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        record.checkpoint({"meta": Broken()}, {"stage": 1, "step": 4})
+    record.close()
+    assert last_checkpoint(done.folder) == kept and (kept / "meta" / "model.safetensors").exists()
+
+
+def test_a_failing_evaluation_inside_the_stage_loses_no_step(recipe, monkeypatch, tmp_path):
+    from cothink.stages import rl
+
+    async def fails(*args):
+        raise RuntimeError("no evaluation today")
+
+    monkeypatch.setattr(rl, "_evaluate", fails)
+    recipe["stages"][1]["evaluate"] = {"every": 2, "on": "test", "limit": 2}
+    with pytest.raises(RuntimeError, match="no evaluation today"):
+        cothink.run(recipe, out=tmp_path / "run")
+    assert json.loads((tmp_path / "run/state.json").read_text())["step"] == 2
+    assert [r["step"] for r in metrics(tmp_path / "run")] == [1, 2]
 
 
 def test_a_folder_of_another_recipe_is_refused(recipe, tmp_path):

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from cothink.batch import pad
+from cothink.engines.local import Row, _stopped
 from cothink.engines.local import engine as local_engine
 from cothink.policy import load_policies
 from cothink.recipe import PolicyPart
@@ -90,6 +91,22 @@ def test_stop_string_ends_the_turn_and_stays(tiny_folder):
     assert cut.text == plain.text[: plain.text.index(middle) + len(middle)]
     assert cut.output_ids == plain.output_ids[: len(cut.output_ids)]
     assert len(cut.logprobs) == len(cut.output_ids)
+
+
+def test_a_model_without_a_template_stops_at_the_next_speaker(tiny_folder):
+    policy = policies(tiny_folder, a={})["a"]
+    policy.tokenizer.chat_template = None
+    engine = local_engine({"a": policy})
+    codec = engine.codec("a")
+    assert codec.stop_strings == ("\nUser:",)
+    ids = policy.tokenizer.encode(" It is 5.\nUser: hello", add_special_tokens=False)
+    row = Row((1,), Sampling(stop=codec.stop_strings), 0, 0, 99)
+    for token in ids:
+        row.ids.append(token)
+        if _stopped(row, token, lambda stop: engine._tail("a", stop), codec.read):
+            break
+    assert policy.tokenizer.decode(row.ids).endswith("\nUser:") and len(row.ids) < len(ids)
+    assert codec.decode(tuple(row.ids)) == " It is 5."
 
 
 def test_top_k_and_top_p_renormalise(tiny_folder):

@@ -202,6 +202,30 @@ def test_plain_libraries_load_the_checkpoint(tiny_folder, tmp_path):
     assert modes and set(modes) == {"0o644"}
 
 
+def test_bfloat16_full_weights_keep_float32_masters(tiny_folder):
+    policy = load_policies({"p": PolicyPart(model=str(tiny_folder), dtype="bfloat16", learning_rate=1e-6)}, str)["p"]
+    assert policy.mixed and policy.model.dtype == torch.float32
+    before = [p.clone() for p in policy.parameters()]
+    policy.update(rows(policy), knobs())
+    changed = sum(int((a != b).sum()) for a, b in zip(before, policy.parameters()))
+    assert changed > 0.5 * sum(p.numel() for p in before)  # steps of 1e-6 would round away on bfloat16 weights
+
+
+def test_the_reference_of_a_resumed_run_is_the_stages_start(tiny_folder, tmp_path):
+    policy = load(tiny_folder, p={})["p"]
+    batch = pad(rows(policy), [[0.0] * len(s.ids) for s in rows(policy)])
+    policy.keep_reference(tmp_path)
+    start = policy.reference_logprobs(batch)
+    policy.update(rows(policy), knobs())
+    policy.save(tmp_path / "checkpoint")
+    resumed = load(tiny_folder, p={})["p"]
+    resumed.load(tmp_path / "checkpoint")
+    resumed.keep_reference(tmp_path)
+    assert torch.equal(resumed.reference_logprobs(batch), start)
+    with torch.no_grad():
+        assert not torch.allclose(resumed.logprobs(batch)[0], start)
+
+
 def test_learning_rate_schedules():
     assert [rate("constant", k, 2, 10) for k in (0, 1, 2, 9)] == [0.5, 1.0, 1.0, 1.0]
     assert rate("linear", 6, 2, 10) == pytest.approx(0.5)

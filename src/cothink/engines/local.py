@@ -138,9 +138,10 @@ class LocalEngine:
         if model.training:
             model.eval()
         codec = self._codecs[policy]
-        sample_rows(model, rows, codec.stop_ids, lambda text_stop: self._tail(policy, text_stop), codec.decode)
+        with owner.precision():
+            sample_rows(model, rows, codec.stop_ids, lambda stop: self._tail(policy, stop), codec.read)
         for row in rows:
-            if row.text is None:
+            if row.text is None or row.text.endswith(codec.stop_strings):  # the layout's own stop is no text
                 row.text = codec.decode(tuple(row.ids))
 
     def _tail(self, policy: str, stop: str) -> Any:
@@ -148,9 +149,7 @@ class LocalEngine:
         if (policy, stop) not in self._tails:
             codec, size = self._codecs[policy], len(self.policies[policy].tokenizer)
             last = stop[-1]
-            self._tails[policy, stop] = (
-                {i for i in range(size) if last in codec.decode((i,))} if last.isascii() else None
-            )
+            self._tails[policy, stop] = {i for i in range(size) if last in codec.read((i,))} if last.isascii() else None
         return self._tails[policy, stop]
 
 

@@ -15,7 +15,7 @@ from cothink.recipe import RL
 from cothink.record import episode_row
 from cothink.rewards import score
 from cothink.samples import samples
-from cothink.session import Session, bound_estimator, bound_loss, bound_rewards
+from cothink.session import Session, bound_estimator, bound_loss, bound_rewards, learners, learning_order
 from cothink.stages import metrics
 from cothink.stages.evaluate import measure, sentence
 from cothink.stages.playing import generated, play_tasks, prompted
@@ -43,15 +43,16 @@ async def rl(session: Session, stage: RL, index: int) -> dict[str, Any]:
     """
     here = Progress(**_saved(session, index))
     rewards, estimator = bound_rewards(stage), bound_estimator(stage, here.memory)
-    order = _turn_order(session, stage)
+    order = learning_order(session.trainable(), session.roles, stage)
     knobs = {name: _knobs(session, stage, name) for name in order}
     for name in order:
         if getattr(knobs[name], "needs_reference", False):
-            session.policies[name].keep_reference()
+            kept = None if session.run is None else session.run.folder / "reference" / f"stage{index:02d}"
+            session.policies[name].keep_reference(kept)
     last: dict[str, Any] = {}
     while here.step < stage.steps and not _spent(stage, here):
         started = time.monotonic()
-        learning = order if stage.schedule.name == "joint" else [order[here.step // _every(stage) % len(order)]]
+        learning = learners(order, stage, here.step)
         mark = here.cursor
         try:
             batch = await _collect(session, stage, index, here, rewards)
@@ -69,7 +70,12 @@ async def rl(session: Session, stage: RL, index: int) -> dict[str, Any]:
             "seconds_learn": round(time.monotonic() - collected, 3),
         }
         if stage.evaluate is not None and here.step % stage.evaluate.every == 0:
-            last |= await _evaluate(session, stage, index, here)
+            try:
+                last |= await _evaluate(session, stage, index, here)
+            except BaseException:
+                _log(session, stage, index, here, last)
+                _checkpoint(session, index, here)
+                raise
         _log(session, stage, index, here, last)
         if stage.checkpoint_every and here.step % stage.checkpoint_every == 0:
             _checkpoint(session, index, here)
@@ -107,6 +113,12 @@ async def _collect(session: Session, stage: RL, index: int, here: Progress, rewa
         failures.update(f.kind for f in played.failures)
         tokens += generated(played.episodes)
         episodes = await score(played.episodes, rewards)
+        if episodes and not any(e.rewards for e in episodes):
+            names = ", ".join(r.name + (f" (role {r.role})" if r.role else "") for r in rewards)
+            raise ValueError(
+                f"no reward applied to any turn of {len(episodes)} episodes: {names}. answer.correct and answer.sparse "
+                "score the graded turn only: leave `role` out, and write `to: ROLE` to credit one role"
+            )
         if not figures:  # the first round is the unfiltered, on-policy batch
             figures = metrics.of_episodes(episodes) | {"prompt_tokens": float(prompted(episodes))}
             figures |= _reward_figures(episodes)
@@ -219,20 +231,6 @@ def _next_tasks(session: Session, stage: RL, index: int, here: Progress, count: 
             place += 1
             here.cursor += 1
     return found
-
-
-def _turn_order(session: Session, stage: RL) -> list[str]:
-    """The policies that learn, beginning with the one the schedule names (by policy or by role)."""
-    names = session.trainable()
-    first = stage.schedule.first
-    if first is None:
-        return names
-    start = names.index(session.roles[first].policy if first in session.roles else first)
-    return names[start:] + names[:start]
-
-
-def _every(stage: RL) -> int:
-    return stage.schedule.every or 1
 
 
 def _knobs(session: Session, stage: RL, policy: str) -> Any:
