@@ -133,7 +133,8 @@ def _compare(session: Any, results: Mapping[str, Any]) -> None:
 
     if not results:
         return
-    first, last = next(iter(results)), next(reversed(results))
+    labels = [*results]
+    first, last = labels[0], labels[-1]
     before, after = results[first], results[last]
     if first != last and before["per_task"] and before["per_task"].keys() == after["per_task"].keys():
         session.say(f"{last} - {first}: {points(difference(after, before))} (paired, 95 %)")
