@@ -16,8 +16,8 @@ import transformers
 
 from cothink import models
 from cothink.engines.local import engine
+from cothink.parts import PolicyPart
 from cothink.policy import load_policies
-from cothink.recipe import PolicyPart
 from cothink.tasks.wordsums import load
 from cothink.types import Message, Sampling
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from cothink.recipe import RL, Evaluate, Recipe
+from cothink.parts import RL, Evaluate
+from cothink.recipe import Recipe
 from cothink.record import Run, RunError, last_checkpoint, write_atomic
 from cothink.types import Task, Turn
 

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from cothink import rules
-from cothink.recipe import RL, Evaluate, Recipe
+from cothink.parts import RL, Evaluate
+from cothink.recipe import Recipe
 from cothink.resolve import Problem, RecipeError, bind, effective, resolve
 from cothink.tasks import DataError, data_root, report
 from cothink.types import Episode, Role, Task

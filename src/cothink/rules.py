@@ -16,7 +16,8 @@ from cothink.losses import RANGES
 from cothink.resolve import Problem, RecipeError, effective, listing, resolve, unknown
 
 if TYPE_CHECKING:
-    from cothink.recipe import RL, Recipe
+    from cothink.parts import RL
+    from cothink.recipe import Recipe
 
 TURN_RATIOS = ("turn_geo", "turn_arith")
 BY_EPISODE = ("episode_turn_mean", "episode_token_mean")

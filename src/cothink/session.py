@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from cothink import models
-from cothink.recipe import RL, Recipe
+from cothink.parts import RL
+from cothink.recipe import Recipe
 from cothink.record import Run
 from cothink.resolve import bind, resolve
 from cothink.rewards import Reward

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from cothink.resolve import Problem, bind, effective, listing, nearest, resolve
 
 if TYPE_CHECKING:
-    from cothink.recipe import Block, Recipe
+    from cothink.parts import Block
+    from cothink.recipe import Recipe
 
 
 def blocks(recipe: Recipe) -> list[tuple[str, str, Block]]:

@@ -5,7 +5,8 @@ import textwrap
 import pytest
 
 from cothink import source
-from cothink.recipe import RL, Recipe
+from cothink.parts import RL
+from cothink.recipe import Recipe
 from cothink.resolve import RecipeError, bind, names, nearest, resolve
 
 BASE = """

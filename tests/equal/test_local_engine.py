@@ -10,8 +10,8 @@ import torch
 from cothink.batch import pad
 from cothink.engines.local import Row, _stopped
 from cothink.engines.local import engine as local_engine
+from cothink.parts import PolicyPart
 from cothink.policy import load_policies
-from cothink.recipe import PolicyPart
 from cothink.types import Message, PlayError, Sample, Sampling
 
 

@@ -10,8 +10,8 @@ import torch
 
 from cothink import losses
 from cothink.batch import pack, pad, weights_for
+from cothink.parts import PolicyPart
 from cothink.policy import Knobs, TrainingError, load_policies, rate
-from cothink.recipe import PolicyPart
 from cothink.types import Sample
 
 

@@ -69,8 +69,8 @@ def openai():
 
 
 def local(folder: Path):
+    from cothink.parts import PolicyPart
     from cothink.policy import load_policies
-    from cothink.recipe import PolicyPart
 
     loaded = load_policies({"main": PolicyPart(model="tiny")}, lambda name: folder)
     return resolve("engine", "local")(loaded)

@@ -14,7 +14,8 @@ import pytest
 PROGRAM = """
 import asyncio, sys, time
 from cothink.engines.table import engine
-from cothink.recipe import RL, Recipe
+from cothink.parts import RL
+from cothink.recipe import Recipe
 from cothink.session import Session, bound_rewards
 from cothink.stages.rl import rl
 from cothink.resolve import bind, resolve

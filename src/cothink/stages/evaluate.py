@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cothink import stats
-from cothink.recipe import Evaluate
+from cothink.parts import Evaluate
 from cothink.record import episode_row
 from cothink.session import Session
 from cothink.stages.playing import generated, play_tasks, prompted

@@ -11,7 +11,7 @@ from typing import Any
 
 from cothink import credit
 from cothink.estimators import group_metrics
-from cothink.recipe import RL
+from cothink.parts import RL
 from cothink.record import episode_row
 from cothink.rewards import score
 from cothink.samples import samples
