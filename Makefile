@@ -3,6 +3,7 @@ PYTHON ?= python3.11
 VENV ?= .venv
 TORCH ?= torch==2.13.0
 SEED ?= 0
+MODEL ?= builtin:tiny
 BIN = $(VENV)/bin
 export TOKENIZERS_PARALLELISM = false
 
@@ -31,7 +32,7 @@ test-all: $(VENV)/installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "slow or not slow"
 
 bench: $(VENV)/installed-dev
-	for file in bench/*.py; do $(BIN)/python $$file || exit 1; done
+	for name in generation step turns memory training; do $(BIN)/python bench/$$name.py --model $(MODEL) || exit 1; done
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check src tests bench && $(BIN)/ruff format --check src tests bench && $(BIN)/pyright --pythonpath $(BIN)/python

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from cothink.api import LoadedTeam, RunResult, Solution, evaluate, load_team, run
+    from cothink.api import LoadedTeam, RunResult, Solution, compare, evaluate, load_team, run
     from cothink.recipe import Recipe
 
 __version__ = "0.1.0"
-__all__ = ["LoadedTeam", "Recipe", "RunResult", "Solution", "evaluate", "load_team", "run"]
+__all__ = ["LoadedTeam", "Recipe", "RunResult", "Solution", "compare", "evaluate", "load_team", "run"]
 
 
 def __getattr__(name: str):

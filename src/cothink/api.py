@@ -8,9 +8,9 @@ import threading
 from collections.abc import Coroutine, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
-from cothink.parts import RL, Evaluate
+from cothink.parts import RL, SFT
 from cothink.recipe import Recipe
 from cothink.record import Run, RunError, last_checkpoint, write_atomic
 from cothink.types import Task, Turn
@@ -77,12 +77,16 @@ async def _run(recipe: Recipe, folder: Path, console: Any) -> RunResult:
     from cothink.session import assemble
     from cothink.stages.evaluate import evaluate as evaluate_stage
     from cothink.stages.rl import rl
+    from cothink.stages.sft import examples_of, sft
     from cothink.stages.trackers import Trackers
 
     record = Run(folder, recipe.to_yaml(), recipe.seed)
     try:
         if record.state.get("stage", 0) >= len(recipe.stages):
             return RunResult(folder, record.results)
+        for index, stage in enumerate(recipe.stages):
+            if isinstance(stage, SFT) and index >= record.state.get("stage", 0):
+                examples_of(recipe, stage, index)  # what is missing is said before a model loads
         session = assemble(recipe)
         session.run, session.console = record, console
         session.trackers = Trackers(recipe.trackers, folder / "trackers", recipe.name, recipe.model_dump())
@@ -97,6 +101,8 @@ async def _run(recipe: Recipe, folder: Path, console: Any) -> RunResult:
                 continue
             if isinstance(stage, RL):
                 await rl(session, stage, index)
+            elif isinstance(stage, SFT):
+                await sft(session, stage, index)
             else:
                 await evaluate_stage(session, stage, index)
             record.finish_stage(index)
@@ -181,24 +187,69 @@ def load_team(source: str | Path | Mapping[str, Any], *, seed: int = 0) -> Loade
 def evaluate(
     source: str | Path | Mapping[str, Any],
     *,
-    on: str = "test",
+    on: str | None = None,
+    suite: str | Sequence[str] | None = None,
+    k: int = 1,
     limit: int | None = None,
     temperature: float | None = None,
     seed: int | None = None,
+    out: str | Path | None = None,
     console: Any = None,
 ) -> dict[str, Any]:
-    """Accuracy of a run's trained team (or a recipe's untrained one) on one of its task sets; records nothing."""
-    from cothink.session import assemble
-    from cothink.stages.evaluate import evaluate as evaluate_stage
+    """Figures of one system; what `source` can be and the options are those of `compare`."""
+    found = compare(
+        [source], on=on, suite=suite, k=k, limit=limit, temperature=temperature, seed=seed, out=out, console=console
+    )  # fmt: skip
+    (values,) = found["systems"].values()
+    return values
 
-    recipe, weights = _recipe_and_weights(source)
-    stage = Evaluate(kind="evaluate", on=on, limit=limit, temperature=temperature, seed=seed, label=f"evaluate {on}")
-    if on not in recipe.tasks:
-        raise RunError(f"the recipe has no task set {on!r}; it has {', '.join(recipe.tasks)}")
-    session = assemble(recipe.model_copy(update={"stages": (stage,)}), weights)
-    session.console = console
-    _inspect_tasks(session, None)
-    return run_sync(evaluate_stage(session, stage, 0))
+
+def compare(
+    targets: Sequence[str | Path | Mapping[str, Any]],
+    *,
+    on: str | None = None,
+    suite: str | Sequence[str] | None = None,
+    k: int = 1,
+    limit: int | None = None,
+    temperature: float | None = None,
+    seed: int | None = None,
+    equal_cost: str | Path | Mapping[str, Any] | None = None,
+    cost: Literal["generated", "all"] = "generated",
+    max_tokens: int | None = None,
+    overrides: Sequence[str] = (),
+    out: str | Path | None = None,
+    console: Any = None,
+) -> dict[str, Any]:
+    """Several systems on the same questions: `systems` (name -> figures), `comparisons`, `equal_cost`, `notes`.
+
+    A target is a run folder (its trained team), a recipe, `openai:MODEL@URL`, or a model's name; `LABEL=TARGET` names
+    it. The questions are those of a `suite`, or of the set `on` (default: test) of the first target with a recipe.
+    `k` plays each question; `equal_cost` is a single model that gets as many votes as each team's tokens buy, `cost`
+    what counts as tokens. `out` keeps every finished question, so that a call with the same folder goes on.
+    """
+    from cothink.models import is_outside
+    from cothink.stages import systems
+
+    if k < 1 or not targets:
+        raise RunError("evaluate: name at least one system, and k of at least 1")
+    named = [*targets, *([] if equal_cost is None else [equal_cost])]
+    every = [systems.system(target, max_tokens=max_tokens, overrides=overrides) for target in named]
+    plain, recipes = any(one.plain for one in every), any(not one.plain for one in every)
+    unseen = any(is_outside(part.model) for one in every for part in one.recipe.policies.values())
+    for dead, why in (
+        (on and suite, "`on` names a set of the recipe, `suite` sets of their own; give one of the two"),
+        (cost == "all" and equal_cost is None, "`cost` is what an equal-cost comparison counts; name its single model"),
+        (cost == "all" and unseen, "a server does not tell its prompt tokens; leave `cost` at generated"),
+        (max_tokens and not plain, "`max_tokens` is for plain models; a role has its own: team.roles.ROLE.max_tokens"),
+        (overrides and not recipes, f"there is no recipe to change with {', '.join(overrides)}"),
+    ):
+        if dead:
+            raise RunError(f"evaluate: {why}")
+    sets, notes = systems.questions(every, on or "test", suite, limit)
+    plan = systems.Plan(sets, k, temperature, seed, None if out is None else Path(out), console, cost, notes)
+    every = systems.fitted(every, sets)
+    teams, single = (every, None) if equal_cost is None else (every[:-1], every[-1])
+    return run_sync(systems.evaluate(teams, plan, single))
 
 
 def _recipe_and_weights(source: str | Path | Mapping[str, Any]) -> tuple[Recipe, Path | None]:

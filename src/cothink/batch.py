@@ -1,4 +1,4 @@
-"""Samples become tensors: aggregation weights, mini-batches, micro-batches, padding and packing."""
+"""Samples become tensors: aggregation weights, mini-batches, micro-batches, padding."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from cothink.types import Sample
 class Batch:
     """Rows of token ids and what the loss needs, B rows of L tokens.
 
-    A row is one sample (`pad`) or several one after another (`pack`). Every log-prob stands at the token it belongs
-    to: position j holds log p(ids[j] | ids[:j] of the same sample). Untrained positions hold turn -1 and weight 0.
+    A row is one sample. Every log-prob stands at the token it belongs to: position j holds log p(ids[j] | ids[:j]).
+    Untrained positions hold turn -1 and weight 0. Padding costs nothing but these numbers: the model gets flat tokens.
     """
 
     ids: Tensor  # [B, L] long
@@ -30,8 +30,6 @@ class Batch:
     weights: Tensor  # [B, L] aggregation weight of each token, taken over the whole optimiser batch
     unit: Tensor  # [B, L] long, one number per unit of this batch, -1 on padding
     role: Tensor  # [B, L] long, place in `roles`, -1 on padding
-    positions: Tensor  # [B, L] long, place of the token in its own sample
-    segments: Tensor  # [B, L] long, place of the sample in its row, -1 on padding: attention may not cross it
     temperature: Tensor  # [B] sampling temperature
     roles: tuple[str, ...]
     ref_logprobs: Tensor | None = None  # [B, L] under the reference weights
@@ -104,11 +102,51 @@ def minibatches(samples: Sequence[Sample], count: int, seed: int = 0) -> list[li
     return [[s for unit in rng.sample(part, len(part)) for s in unit] for part in parts]
 
 
-def microbatches(samples: Sequence[Sample], tokens: int) -> list[list[Sample]]:
-    """Groups of at most `tokens` padded tokens, sorted by length, whole units together; memory only.
+def microbatches(samples: Sequence[Sample], tokens: int, *, padded: bool = False) -> list[list[Sample]]:
+    """Groups of at most `tokens` tokens to compute, whole units together; memory only.
 
-    A unit that is larger on its own gets its own group.
+    Samples that begin alike stand beside each other and count their common beginning once; `padded` counts rows as
+    long as the longest instead, for models that need padding. A unit that is larger on its own gets its own group.
     """
+    return _by_length(samples, tokens) if padded else _by_beginning(samples, tokens)
+
+
+def _by_beginning(samples: Sequence[Sample], tokens: int) -> list[list[Sample]]:
+    groups: list[list[Sample]] = []
+    size = 0
+    before: tuple[int, ...] = ()
+    for unit in sorted((sorted(u, key=lambda s: s.ids) for u in _units(samples)), key=lambda u: u[0].ids):
+        new, alone, last = 0, 0, before
+        for k, sample in enumerate(unit):
+            new += len(sample.ids) - common(last, sample.ids)
+            alone += len(sample.ids) - (common(last, sample.ids) if k else 0)
+            last = sample.ids
+        if groups and size + new <= tokens:
+            groups[-1] += unit
+            size += new
+        else:
+            groups.append(list(unit))
+            size = alone
+        before = last
+    return groups
+
+
+def common(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many first elements two sequences share."""
+    n = min(len(a), len(b))
+    if a[:n] == b[:n]:
+        return n
+    low, high = 0, n  # the first `low` are equal, the first `high` are not
+    while high - low > 1:
+        middle = (low + high) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _by_length(samples: Sequence[Sample], tokens: int) -> list[list[Sample]]:
     groups: list[list[Sample]] = []
     longest = 0
     for unit in sorted(_units(samples), key=lambda u: max(len(s.ids) for s in u)):
@@ -133,76 +171,37 @@ def pad(
     pad_id: int = 0,
     dtype: torch.dtype = torch.float32,
 ) -> Batch:
-    """One sample per row, padded on the right. `weights` as `weights_for` returns them."""
-    return _collate([[i] for i in range(len(samples))], samples, weights, pad_id, dtype)
-
-
-def pack(
-    samples: Sequence[Sample],
-    weights: Sequence[Sequence[float]],
-    length: int,
-    pad_id: int = 0,
-    dtype: torch.dtype = torch.float32,
-) -> Batch:
-    """Several samples per row of at most `length` tokens (one that is longer gets its own row).
-
-    Samples share a row only if they share a temperature. Attention must stay within `segments`.
-    """
-    rows: list[list[int]] = []
-    room: list[int] = []
-    for i in sorted(range(len(samples)), key=lambda i: -len(samples[i].ids)):
-        need = len(samples[i].ids)
-        for r, row in enumerate(rows):
-            if room[r] >= need and samples[row[0]].temperature == samples[i].temperature:
-                row.append(i)
-                room[r] -= need
-                break
-        else:
-            rows.append([i])
-            room.append(length - need)
-    return _collate(rows, samples, weights, pad_id, dtype)
-
-
-def _collate(
-    rows: Sequence[Sequence[int]],
-    samples: Sequence[Sample],
-    weights: Sequence[Sequence[float]],
-    pad_id: int,
-    dtype: torch.dtype,
-) -> Batch:
+    """One sample per row, filled up on the right. `weights` as `weights_for` returns them."""
     if len(samples) != len(weights):
         raise ValueError(f"{len(samples)} samples came with weights for {len(weights)}")
-    width = max((sum(len(samples[i].ids) for i in row) for row in rows), default=0)
+    width = max((len(s.ids) for s in samples), default=0)
     names = tuple(dict.fromkeys(s.role for s in samples))
     numbers = {unit: k for k, unit in enumerate(dict.fromkeys(s.unit for s in samples))}
     columns: dict[str, list[list]] = {k: [] for k in _FILL}
-    for row in rows:
-        line: dict[str, list] = {k: [] for k in _FILL}
-        for segment, i in enumerate(row):
-            sample, n = samples[i], len(samples[i].ids)
-            if n and sample.turns[0] >= 0:
-                raise ValueError(f"sample of unit {sample.unit!r} trains its first token, which nothing predicts")
-            if len(weights[i]) != n:
-                raise ValueError(f"sample of unit {sample.unit!r} has {n} tokens and {len(weights[i])} weights")
-            line["ids"] += sample.ids
-            line["turns"] += sample.turns
-            line["logprobs"] += sample.logprobs
-            line["advantages"] += sample.advantages
-            line["weights"] += weights[i]
-            line["unit"] += [numbers[sample.unit]] * n
-            line["role"] += [names.index(sample.role)] * n
-            line["positions"] += range(n)
-            line["segments"] += [segment] * n
+    for sample, weight in zip(samples, weights, strict=True):
+        n = len(sample.ids)
+        if n and sample.turns[0] >= 0:
+            raise ValueError(f"sample of unit {sample.unit!r} trains its first token, which nothing predicts")
+        if len(weight) != n:
+            raise ValueError(f"sample of unit {sample.unit!r} has {n} tokens and {len(weight)} weights")
+        line: dict[str, Sequence] = {
+            "ids": sample.ids,
+            "turns": sample.turns,
+            "logprobs": sample.logprobs,
+            "advantages": sample.advantages,
+            "weights": weight,
+            "unit": [numbers[sample.unit]] * n,
+            "role": [names.index(sample.role)] * n,
+        }
         for key, values in line.items():
-            fill = pad_id if key == "ids" else _FILL[key]
-            columns[key].append(values + [fill] * (width - len(values)))
+            columns[key].append([*values, *[pad_id if key == "ids" else _FILL[key]] * (width - n)])
     # reshape: an empty list of rows is a batch of 0 x 0, not a vector
     made = {
-        k: torch.tensor(v, dtype=dtype if isinstance(_FILL[k], float) else torch.long).reshape(len(rows), width)
+        k: torch.tensor(v, dtype=dtype if isinstance(_FILL[k], float) else torch.long).reshape(len(samples), width)
         for k, v in columns.items()
     }
-    heat = torch.tensor([samples[row[0]].temperature for row in rows], dtype=dtype)
-    return Batch(**made, mask=made["segments"] >= 0, temperature=heat, roles=names)
+    heat = torch.tensor([s.temperature for s in samples], dtype=dtype)
+    return Batch(**made, mask=made["unit"] >= 0, temperature=heat, roles=names)
 
 
 # What stands on padding; a float here marks a column of real numbers.
@@ -214,6 +213,4 @@ _FILL: dict[str, int | float] = {
     "weights": 0.0,
     "unit": -1,
     "role": -1,
-    "positions": 0,
-    "segments": -1,
 }

@@ -190,6 +190,12 @@ class TemplateCodec:
         text = self.read(output_ids)
         return text[: self._stop_at(text)]
 
+    def reply(self, text: str) -> tuple[int, ...]:
+        """The ids a role should sample to say `text`, with the token that ends a turn (the template's own, else eos)."""
+        lead = "" if text[:1].isspace() else self._lead
+        end = cast("dict[str, int]", self.tokenizer.added_tokens_encoder).get(self._end, self.tokenizer.eos_token_id)
+        return (*self._plain_ids(lead + text, first=False), *(() if end is None else (cast(int, end),)))
+
     def read(self, output_ids: Sequence[int]) -> str:
         """As `decode`, with a stop string left in the text: what an engine looks through while it samples."""
         ids = list(output_ids)
@@ -339,6 +345,9 @@ class TemplateCodec:
                     "pass a chat_template that takes contents as plain text"
                 )
         glue = text.partition(_REPLY)[2].partition(_NEXT)[0].lstrip()
+        # Space that the template puts between its header and a reply is the reply's first sampled character.
+        lead = text.removeprefix(self._template([Message("user", _USER)])).partition(_REPLY)[0]
+        self._lead = lead if lead.isspace() else ""
         end = next((token for token in added if glue.startswith(token)), "")
         if end == self.tokenizer.bos_token != self.tokenizer.eos_token:
             end = ""

@@ -55,7 +55,9 @@ def check_workflow(
     options = dict(options or {})
     bound = bind(run, options, "workflow")
     seats = {name: Role(name, name, system=f"You are {name}.") for name in roles or _declared_roles(run, options)}
-    tasks = [Task(f"kit/{k}", f"Question number {k}?", GOLD) for k in range(3)]
+    module = sys.modules.get(getattr(run, "__module__", ""))
+    needed = getattr(module, "NEEDS", ())  # what the workflow reads of a task's meta
+    tasks = [Task(f"kit/{k}", f"Question number {k}?", GOLD, {key: f"{key} {k}" for key in needed}) for k in range(3)]
     for reply in replies:
         for reason in ("stop", "length"):
             where = f"with every reply {reply!r} ({reason})"
@@ -372,3 +374,23 @@ def check_tasks(load: Callable[..., Any], *, options: Mapping[str, Any] | None =
         except TypeError as error:
             raise AssertionError(f"task {task.id!r}: meta holds what JSON cannot: {error}") from None
     assert tasks == list(bound()), "a second load gave other tasks; shuffle with a seed of your own"
+
+
+def check_conversations(
+    load: Callable[..., Any], *, options: Mapping[str, Any] | None = None, roles: Mapping[str, Role] | None = None
+) -> None:
+    """Loads twice, for a team of meta and reasoning. Rules: chats of these roles with something to learn in each."""
+    from cothink.conversations import Conversation, fault
+
+    roles = roles or {"meta": Role("meta", "main", "Guide."), "reasoning": Role("reasoning", "main", "Follow.")}
+    bound = bind(load, dict(options or {}), "conversations")
+    examples = list(bound(roles))
+    assert examples, "the source returned no examples"
+    for k, example in enumerate(examples):
+        where = f"example {k} ({getattr(example, 'id', '')!r})"
+        assert isinstance(example, Conversation | Sample), f"{where} is a {type(example).__name__}; return Conversation"
+        assert example.role in roles, f"{where} is of the role {example.role!r}; it was asked for {', '.join(roles)}"
+        if isinstance(example, Conversation):
+            assert fault(example.messages) is None, f"{where}: {fault(example.messages)}"
+            assert example.first < len(example.messages), f"{where}: nothing in it is to be learned"
+    assert examples == list(bound(roles)), "a second load gave other examples; shuffle with a seed of your own"

@@ -65,16 +65,41 @@ def check(recipe: RecipeFile, overrides: Overrides = None) -> None:
 
 @app.command()
 def evaluate(
-    run: RunFolder,
-    on: Annotated[str, typer.Option(help="A data set of the run's recipe.")] = "test",
-    limit: Annotated[int | None, typer.Option(min=1, help="How many rows.")] = None,
+    targets: Annotated[
+        list[str],
+        typer.Argument(metavar="TARGET...", help="A run folder, a recipe, a model, openai:MODEL@URL; or NAME=TARGET."),
+    ],
+    suite: Annotated[list[str] | None, typer.Option(help="Sets of questions, such as math500; repeatable.")] = None,
+    on: Annotated[str | None, typer.Option(help="Or a set of the first recipe; default: test.")] = None,
+    k: Annotated[int, typer.Option("--k", min=1, help="Plays of each question: pass@k and maj@k.")] = 1,
+    limit: Annotated[int | None, typer.Option(min=1, help="How many questions of each set.")] = None,
+    temperature: Annotated[float | None, typer.Option(min=0, help="Of every role, instead of its own.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Default: that of each recipe.")] = None,
+    equal_cost: Annotated[
+        str | None, typer.Option(metavar="TARGET", help="A single model: gets the votes that a team's tokens buy.")
+    ] = None,
+    cost: Annotated[str, typer.Option(help="Tokens that an equal cost counts: generated, or all.")] = "generated",
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Of a plain model's answer; default 1024.")] = None,
+    changes: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Changes recipes.")] = None,
+    out: Annotated[Path | None, typer.Option(help="A folder for answers and results; what is there goes on.")] = None,
 ) -> None:
-    """Measure a trained team on a data set."""
+    """Measure teams and models, on the same questions and against one another."""
     from rich.console import Console
 
     from cothink import api
 
-    api.evaluate(run, on=on, limit=limit, console=Console())
+    if cost not in ("generated", "all"):
+        raise typer.BadParameter(f"--cost {cost}: write generated or all")
+    results = api.compare(
+        targets, suite=suite, on=on, k=k, limit=limit, temperature=temperature, seed=seed, equal_cost=equal_cost,
+        cost=cost, max_tokens=max_tokens, overrides=changes or (), out=out, console=Console(),
+    )  # fmt: skip
+    if len(results["systems"]) > 1 or len(results["sets"]) > 1 or k > 1:
+        from cothink.stages.reports import markdown
+
+        typer.echo("\n" + markdown(results))
+    if out is not None:
+        typer.echo(f"written: {out}/results.json, results.md, results.csv and the answers of each system")
 
 
 @app.command()
@@ -110,7 +135,9 @@ def models(
 
 @app.command()
 def new(
-    kind: Annotated[str, typer.Argument(metavar="KIND", help="workflow, reward, estimator, loss, tasks or engine.")],
+    kind: Annotated[
+        str, typer.Argument(metavar="KIND", help="workflow, reward, estimator, loss, tasks, conversations or engine.")
+    ],
     name: Annotated[str, typer.Argument(metavar="NAME", help="The new module, in the current folder.")],
 ) -> None:
     """Write a skeleton of your own part, with the test that it keeps the rules."""
@@ -123,6 +150,42 @@ def new(
     for path in made.files:
         typer.echo(f"wrote {path.name}")
     typer.echo(f"in a recipe: {made.usage}\ntest it:     python -m pytest {made.files[-1].name}")
+
+
+@app.command()
+def split(
+    source: Annotated[Path, typer.Argument(metavar="SOURCE", help="Worked solutions: a file with a row for each.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="A folder; an unfinished split there goes on.")],
+    teacher: Annotated[str, typer.Option(metavar="MODEL@URL", help="A model behind an OpenAI-compatible server.")],
+    question: Annotated[str | None, typer.Option(help="The column that holds the question.")] = None,
+    solution: Annotated[str | None, typer.Option(help="The column that holds the worked solution.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="How many rows.")] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of one copy at most.")] = 8192,
+    concurrency: Annotated[int, typer.Option(min=1, help="Calls at once.")] = 8,
+) -> None:
+    """Cut worked solutions into dialogues of a thinking and a working role, for an sft stage."""
+    import asyncio
+
+    from rich.console import Console
+
+    from cothink import splitter
+    from cothink.engines import openai
+    from cothink.tasks import DataError
+
+    try:
+        work = splitter.items(source, question, solution, limit)
+        engine = openai.engine(teacher, timeout=600.0)
+    except (DataError, ValueError) as error:
+        raise typer.BadParameter(str(error)) from None
+    from cothink.stages.progress import bar
+
+    with bar(Console(), "split", len(work)) as progress:
+        making = splitter.split(work, out, engine, teacher=teacher, max_tokens=max_tokens, concurrency=concurrency,
+                                progress=progress)  # fmt: skip
+        report = asyncio.run(making)
+    for line in splitter.sentences(report):
+        typer.echo(line)
+    typer.echo(f"in a recipe: data: {{name: dialogues, path: {out}}}")
 
 
 @app.command()

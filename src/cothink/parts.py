@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, model_serializer, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, field_validator, model_serializer, model_validator
 from pydantic_core import PydanticCustomError
 
 from cothink.losses import Aggregate
@@ -18,7 +18,7 @@ NonNegative = Annotated[float, Field(ge=0)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")]
 """A policy's name becomes a folder and a module name."""
 
-LATER = ("collect", "sft", "dpo")
+LATER = ("collect", "dpo")
 """Stage kinds that are announced and not there yet."""
 
 
@@ -116,11 +116,58 @@ class EnginePart(Block):
 
 
 class Schedule(Tree):
-    """Which policies learn: all of them each step, or one after the other, `every` steps, beginning with `first`."""
+    """Which policies learn: all of them each step, or one after the other, beginning with `first`.
 
-    name: Literal["joint", "alternate"] = "joint"
+    `alternate` switches after `every` steps or epochs (`by`). `phases` is ReMA's single-turn training: `iterations`
+    times round the policies; each phase keeps the rows that `filter_plays` fresh plays solve at a rate the stage's
+    success filter accepts, and learns from them for `epochs` passes.
+    """
+
+    name: Literal["joint", "alternate", "phases"] = "joint"
     every: Count | None = None
+    by: Literal["steps", "epochs"] = "steps"
     first: str | None = None
+    iterations: Count = 1
+    epochs: Count = 1
+    filter_plays: Count = 10
+
+
+class Curriculum(Tree):
+    """Rows by what they need, `meta[key]` (rounds, levels): easy ones first, all of them after `share` of the stage.
+
+    `start` is the most a row may need at the beginning; None: four less than the most any row needs, at least 1.
+    """
+
+    key: str = "level"
+    start: float | None = None
+    share: Annotated[float, Field(gt=0, le=1)] = 0.4
+
+
+class Watch(Tree):
+    """What is done about signs of collapse: nothing, saying so (`observe`), or going back and stopping (`act`).
+
+    `limits` maps a signal, or `signal/ROLE`, to its [warn, stop]; null never speaks. Nothing is said in the first
+    `warmup` steps. To `act` keeps three good states, one every `every` steps at most; `rollbacks` bounds the returns
+    to one of them, each at half the learning rate.
+    """
+
+    mode: Literal["off", "observe", "act"] = "observe"
+    limits: dict[str, tuple[float | None, float | None] | None] = Field(default_factory=dict)
+    warmup: Count = 20
+    every: Count = 10
+    rollbacks: Annotated[int, Field(ge=0)] = 2
+
+    @field_validator("limits", mode="before")
+    @classmethod
+    def _pairs(cls, given: Any) -> Any:
+        def fits(pair: Any) -> bool:
+            numbers = pair if isinstance(pair, list | tuple) else ()
+            plain = all(x is None or (isinstance(x, int | float) and not isinstance(x, bool)) for x in numbers)
+            return pair is None or (len(numbers) == 2 and plain)
+
+        if isinstance(given, Mapping) and not all(map(fits, given.values())):
+            raise PydanticCustomError("pair", "SIGNAL: [warn, stop] with numbers or null, or SIGNAL: null")
+        return given
 
 
 class Reward(Block):
@@ -171,10 +218,14 @@ class During(Tree):
 
 
 class Evaluate(Tree):
-    """A stage that plays a data set and grades it; `temperature` overrides every role's."""
+    """A stage that plays one of the recipe's task sets, or a named `suite` of sets, and grades it.
+
+    `limit` cuts each set, `episodes_per_task` above 1 adds pass@k and maj@k, `temperature` overrides every role's.
+    """
 
     kind: Literal["evaluate"]
     on: str = "test"
+    suite: str | tuple[str, ...] | None = None
     label: str | None = None
     limit: Count | None = None
     episodes_per_task: Count = 1
@@ -185,7 +236,8 @@ class Evaluate(Tree):
 class RL(Tree):
     """A stage that plays, grades and learns; `tasks_per_step` counts rows, `episodes_per_task` the plays of one row.
 
-    `token_budget` ends the stage once that many tokens were sampled, for comparisons at equal cost.
+    `token_budget` ends the stage once that many tokens were sampled, for comparisons at equal cost; a schedule of
+    phases ends it after its last phase. Neither takes more than `steps`.
     """
 
     kind: Literal["rl"]
@@ -211,15 +263,46 @@ class RL(Tree):
     evaluate: During | None = None
     checkpoint_every: Count | None = None
     token_budget: Count | None = None
+    curriculum: Curriculum | None = None
+    watch: Watch = Watch()
 
     @model_validator(mode="before")
     @classmethod
     def _named(cls, data: Any) -> Any:
-        """`schedule: joint`, `credit: broadcast` and `filter: none` are short for blocks without options."""
+        """`schedule: joint`, `credit: broadcast`, `filter: none`, `watch: act` are short for blocks without options."""
         if not isinstance(data, Mapping):
             return data
-        short = {k: {"name": data[k]} for k in ("schedule", "credit", "filter") if isinstance(data.get(k), str)}
-        return {**data, **short}
+        first = {"schedule": "name", "credit": "name", "filter": "name", "watch": "mode"}
+        named = {k: {word: data[k]} for k, word in first.items() if isinstance(data.get(k), str)}
+        if data.get("watch") is False:  # what YAML 1.1 makes of an unquoted `off`
+            named["watch"] = {"mode": "off"}
+        return {**data, **named}
 
 
-Stage = Annotated[Evaluate | RL, Discriminator("kind")]
+class SFT(Tree):
+    """A stage that teaches roles by examples: those of `data`, for `epochs` passes or `max_steps` optimiser steps.
+
+    `roles` None: every role that learns. `rows_per_step` counts the rows of one optimiser step, blocks of up to
+    `max_length` tokens where `packing` puts short rows together; `microbatch_rows` (None: all of a step) is memory
+    only. Rows longer than `max_length` tokens are left out and counted, never cut. `held_out` rows of each role are
+    not learned: the loss is measured on them.
+    """
+
+    kind: Literal["sft"]
+    data: Block
+    roles: tuple[str, ...] | None = None
+    epochs: Positive | None = None
+    max_steps: Count | None = None
+    learning_rate: Positive = 1e-5
+    scheduler: Literal["constant", "linear", "cosine"] = "cosine"
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    rows_per_step: Count = 8
+    microbatch_rows: Count | None = None
+    max_length: Count = 4096
+    packing: bool = False
+    held_out: Annotated[int, Field(ge=0)] = 0
+    checkpoint_every: Count | None = None
+    seed: int | None = None
+
+
+Stage = Annotated[Evaluate | SFT | RL, Discriminator("kind")]

@@ -6,7 +6,7 @@ import contextlib
 import copy
 import math
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from cothink.attention import causal, flat
 from cothink.batch import Batch, microbatches, minibatches, pad, weights_for
+from cothink.logprobs import is_flat, token_logprobs
 from cothink.losses import merge
 from cothink.types import Sample
 
@@ -81,6 +83,12 @@ class Policy:
         """The context every forward pass of this policy runs in."""
         return torch.autocast(self.device.type, dtype=torch.bfloat16) if self.mixed else contextlib.nullcontext()
 
+    @contextlib.contextmanager
+    def computing(self) -> Iterator[None]:
+        """The context of a forward and backward pass over samples."""
+        with self.precision(), flat(causal(self.model)) if is_flat(self.model) else contextlib.nullcontext():
+            yield
+
     def parameters(self) -> list[nn.Parameter]:
         """The weights this policy trains."""
         if not self._parameters:
@@ -95,19 +103,20 @@ class Policy:
 
     def logprobs(self, batch: Batch, *, entropy_in_loss: bool = False) -> tuple[Tensor, Tensor]:
         """Log-probs [B, L] of the trained tokens under the sampling temperature (0 elsewhere), and their entropies."""
-        with self.precision():
-            return token_logprobs(self.activate(), batch, entropy_in_loss=entropy_in_loss)
+        with self.computing():
+            return token_logprobs(self.activate(), batch, entropy_in_loss=entropy_in_loss)[:2]
 
     def reference_logprobs(self, batch: Batch) -> Tensor:
         """Log-probs [B, L] under the weights this policy started the stage with."""
-        with torch.no_grad(), self.precision():
+        with torch.no_grad(), self.computing():
             if self.adapter is not None:
                 model = self.activate()
                 with model.disable_adapter():
                     return token_logprobs(model, batch)[0]
             if self._reference is None:
                 raise TrainingError(f"policy {self.name}: keep_reference() was not called before training")
-            return token_logprobs(self._reference, batch)[0]
+            with flat(self._reference) if is_flat(self._reference) else contextlib.nullcontext():
+                return token_logprobs(self._reference, batch)[0]
 
     def keep_reference(self, folder: Path | None = None) -> None:
         """Freezes full weights as the KL reference, kept in `folder` for a resumed run; an adapter's is its base."""
@@ -144,6 +153,7 @@ class Policy:
             model.eval()
         self.version += 1
         metrics = {k: v / n for k, (v, n) in sums.items() if n} | {"loss": sums["loss"][0] / max(done, 1)}
+        metrics |= {k: sums[k][0] for k in ("tokens_computed", "tokens_skipped")}
         rate = self._optimizer.param_groups[0]["lr"] if self._optimizer else 0.0
         return {**metrics, "updates": float(done), "gradient_norm": norm, "learning_rate": rate}
 
@@ -172,6 +182,9 @@ class Policy:
     ) -> dict[str, tuple[float, float]]:
         """Adds the gradient of a mini-batch, however it is cut into microbatches; returns (sum, count) metrics.
 
+        Samples whose advantages are all 0 have no gradient unless the loss has a KL or entropy term: they are counted
+        in the weights, and neither computed nor in the other metrics (`tokens_skipped`).
+
         `parts` is the number of mini-batches that the planned units were dealt to; `check` compares the trainer's
         log-probs with the engine's.
         """
@@ -186,17 +199,26 @@ class Policy:
         )
         total: dict[str, tuple[float, float]] = {}
         place = {id(s): i for i, s in enumerate(mini)}
-        for micro in microbatches(mini, knobs.microbatch_tokens):
+        needed = [s for s in mini if knobs.needs_reference or knobs.entropy_in_loss or any(s.advantages)]
+        skipped = sum(s.trained for s in mini) - sum(s.trained for s in needed)
+        merge(total, {"loss": (0.0, 0.0), "tokens_computed": (0.0, 0.0), "tokens_skipped": (float(skipped), 0.0)})
+        if not needed:  # an optimiser goes on by its momentum where the gradient is zero, not where there is none
+            for p in self.parameters():
+                p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+        for micro in microbatches(needed, knobs.microbatch_tokens, padded=not is_flat(self.model)):
             batch = pad(micro, [weights[place[id(s)]] for s in micro]).to(self.device)
             if knobs.needs_reference:
                 batch.ref_logprobs = self.reference_logprobs(batch)
-            logprobs, batch.entropy = self.logprobs(batch, entropy_in_loss=knobs.entropy_in_loss)
-            if check:
-                worst, gap, count = self._gap(logprobs.detach(), batch)
-                merge(total, {"engine_gap_max": (worst, 1.0), "engine_gap": (gap, count)})
-            loss, stats = knobs.loss(logprobs, batch)
-            loss.backward()
-            merge(total, {**stats, "loss": (float(loss.detach()), 0.0)})
+            with self.computing():
+                logprobs, batch.entropy, computed = token_logprobs(
+                    self.model, batch, entropy_in_loss=knobs.entropy_in_loss
+                )
+                if check:
+                    worst, gap, count = self._gap(logprobs.detach(), batch)
+                    merge(total, {"engine_gap_max": (worst, 1.0), "engine_gap": (gap, count)})
+                loss, stats = knobs.loss(logprobs, batch)
+                loss.backward()
+            merge(total, {**stats, "loss": (float(loss.detach()), 0.0), "tokens_computed": (float(computed), 0.0)})
         return total
 
     def _gap(self, logprobs: Tensor, batch: Batch) -> tuple[float, float, float]:
@@ -261,31 +283,6 @@ class Policy:
             if data["optimizer"] is not None:
                 self._ready().load_state_dict(data["optimizer"])
                 self._scheduler.load_state_dict(data["scheduler"])
-
-
-def token_logprobs(model: Any, batch: Batch, *, entropy_in_loss: bool = False) -> tuple[Tensor, Tensor]:
-    """Log-probs [B, L] of the trained tokens of a padded batch, and their entropies [B, L]; 0 elsewhere.
-
-    Only columns that predict a trained token pass through the output layer, and only trained tokens are widened to
-    float32. The entropies carry a graph only when they are part of the loss.
-    """
-    target = (batch.turns >= 0)[:, 1:]
-    out = torch.zeros(batch.ids.shape, device=batch.ids.device)
-    columns = target.any(0).nonzero().squeeze(1)
-    if columns.numel() == 0:
-        return out, out.clone()
-    logits = model(
-        input_ids=batch.ids, attention_mask=batch.mask.long(), logits_to_keep=columns, use_cache=False
-    ).logits
-    rows, cols = target[:, columns].nonzero(as_tuple=True)
-    chosen = logits[rows, cols].float() / batch.temperature[rows].unsqueeze(1)
-    logz = chosen.logsumexp(-1)
-    place = (rows, columns[cols] + 1)
-    values = chosen.gather(1, batch.ids[place].unsqueeze(1)).squeeze(1) - logz
-    with torch.set_grad_enabled(entropy_in_loss and torch.is_grad_enabled()):
-        spread = logz - ((chosen - logz.unsqueeze(1)).exp() * chosen).sum(-1)
-        entropies = out.index_put(place, spread)
-    return out.index_put(place, values), entropies
 
 
 def rate(name: str, step: int, warmup: int, total: int) -> float:

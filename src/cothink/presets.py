@@ -31,6 +31,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "void_filter": False,
         "role_balance": "none",
         "kl_stop": 1e-3,
+        "watch": {"mode": "act"},
     },
     # ReMA multi-turn (arXiv 2503.09501, camera-ready eq. 12-13): the arm to beat, not a recommendation.
     "rema_paper": {
@@ -61,12 +62,14 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "void_filter": False,
         "role_balance": "none",
         "kl_stop": None,
+        "watch": {"mode": "observe"},
     },
-    # ReMA single-turn: REINFORCE++; the ratio kind, the aggregation and the place of the KL are not stated in the
-    # paper beyond epsilon 0.2 and beta 1e-2. A cut solution keeps its grade (-1): 0 would rank above a wrong answer.
+    # ReMA single-turn, by phases, the answering role first: REINFORCE++; the ratio kind, the aggregation and the place
+    # of the KL are not stated in the paper beyond epsilon 0.2 and beta 1e-2. A cut solution keeps its grade (-1): 0
+    # would rank above a wrong answer. How many iterations and epochs is the recipe's own.
     "rema_single": {
         "updates_per_step": 1,
-        "schedule": {"name": "alternate", "every": 10},
+        "schedule": {"name": "phases", "first": "reasoning"},
         "credit": {"name": "broadcast"},
         "estimator": {"name": "rfpp"},
         "loss": {
@@ -86,6 +89,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "void_filter": False,
         "role_balance": "none",
         "kl_stop": None,
+        "watch": {"mode": "observe"},
     },
 }
 
@@ -111,8 +115,11 @@ def _over(base: Mapping[str, Any], explicit: Mapping[str, Any]) -> dict[str, Any
     out = dict(base)
     for key, value in explicit.items():
         below = out.get(key)
+        if key == "watch" and value is False:
+            value = "off"  # as YAML 1.1 reads it
         if isinstance(below, Mapping) and isinstance(value, str):
-            value = {"name": value}  # `estimator: rloo` is short for a block without options
+            # `estimator: rloo` and `watch: act` are short for blocks without options
+            value = {"mode" if key == "watch" else "name": value}
         if isinstance(below, Mapping) and isinstance(value, Mapping):
             same = value.get("name", below.get("name")) == below.get("name")
             value = {**below, **value} if same else dict(value)

@@ -8,14 +8,16 @@ import math
 import struct
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from cothink import rules
-from cothink.parts import RL, Evaluate
+from cothink import rules, schedule_rules, suites, wiring
+from cothink.conversations import NotHere
+from cothink.parts import RL, SFT, Evaluate
 from cothink.recipe import Recipe
 from cothink.resolve import Problem, RecipeError, bind, effective, resolve
+from cothink.sft_rules import taught
 from cothink.tasks import DataError, data_root, report
 from cothink.types import Episode, Role, Task
 
@@ -56,7 +58,7 @@ def lines(recipe: Recipe) -> Iterator[str]:
         rows = "rows unknown" if found.rows is None else f"{found.rows:,} rows"
         yield f"tasks {name} ({recipe.tasks[name].name}): {rows}{': ' + found.note if found.note else ''}"
     for k, stage in enumerate(recipe.stages):
-        describe = _rl if isinstance(stage, RL) else _evaluate
+        describe = {"rl": _rl, "sft": _sft}.get(stage.kind, _evaluate)
         yield from describe(f"stage {k}", recipe, stage, data, most)
     findings = rules.findings(recipe)
     for problem in (*findings.errors, *findings.warnings):
@@ -72,6 +74,8 @@ def play(recipe: Recipe, task: Task, *, finish: bool = True) -> tuple[Episode, l
     from cothink import team
     from cothink.engines import scripted
 
+    if task is PLACEHOLDER:
+        task = replace(task, meta={key: f"(the {key} of this task)" for key in wiring.needs(recipe)})
     roles = recipe.roles()
     run = resolve("workflow", recipe.team.workflow.name)
     tag = effective(run, recipe.team.workflow.options).get("finish_tag") if finish else None
@@ -112,13 +116,16 @@ def _most(recipe: Recipe, task: Task) -> Calls:
 
 def _data(recipe: Recipe, name: str) -> Data:
     block = recipe.tasks[name]
-    where = f"tasks.{name}"
-    if "hub" in block.options:
-        return Data(None, PLACEHOLDER, f"on the hub ({block.options['hub']}), not read by a check")
+    return _loaded(block.name, block.options, f"tasks.{name}")
+
+
+def _loaded(loader: str, options: Mapping[str, Any], where: str) -> Data:
+    if "hub" in options:
+        return Data(None, PLACEHOLDER, f"on the hub ({options['hub']}), not read by a check")
     try:
-        tasks = bind(resolve("tasks", block.name, where), block.options, where)()
+        tasks = bind(resolve("tasks", loader, where), options, where)()
     except ValueError as error:
-        if isinstance(error, DataError) and "path" not in block.options and not data_root().is_dir():
+        if isinstance(error, DataError) and "path" not in options and not data_root().is_dir():
             # Data that lives elsewhere: the recipe is right all the same.
             return Data(None, PLACEHOLDER, f"not here: {error}")
         raise RecipeError(Problem(where, str(error), code="E01")) from error
@@ -130,8 +137,15 @@ def _data(recipe: Recipe, name: str) -> Data:
 
 def _evaluate(label: str, recipe: Recipe, stage: Any, data: Mapping[str, Data], most: Calls) -> Iterator[str]:
     assert isinstance(stage, Evaluate)
-    rows = data[stage.on].rows if stage.limit is None else min(stage.limit, data[stage.on].rows or stage.limit)
-    yield f"{label}: evaluate on {stage.on}, {_plays(rows, stage.episodes_per_task, most)}"
+    sets = {stage.on: data[stage.on]} if stage.suite is None else _suite(stage.suite)
+    for name, found in sets.items():
+        rows = found.rows if stage.limit is None else min(stage.limit, found.rows or stage.limit)
+        note = f" ({found.note})" if stage.suite is not None and found.note else ""
+        yield f"{label}: evaluate on {name}, {_plays(rows, stage.episodes_per_task, most)}{note}"
+
+
+def _suite(suite: Any) -> dict[str, Data]:
+    return {name: _loaded(found.loader, found.options, f"suite {name}") for name, found in suites.sets(suite).items()}
 
 
 def _rl(label: str, recipe: Recipe, stage: Any, data: Mapping[str, Data], most: Calls) -> Iterator[str]:
@@ -140,16 +154,14 @@ def _rl(label: str, recipe: Recipe, stage: Any, data: Mapping[str, Data], most: 
     trained = [name for name, role in recipe.team.roles.items() if role.trainable]
     samples = " + ".join(f"{episodes:,} of {name}" for name in trained)
     updates = f"{stage.updates_per_step} update{'s' * (stage.updates_per_step > 1)} per policy"
-    yield f"{label}: rl on {stage.on}, {stage.steps:,} steps; a step is"
+    most_steps = "at most " if stage.schedule.name == "phases" else ""
+    yield f"{label}: rl on {stage.on}, {most_steps}{stage.steps:,} steps; a step is"
     yield f"  {_plays(stage.tasks_per_step, stage.episodes_per_task, most)}"
     yield f"  {episodes * len(trained):,} samples ({samples}), {updates}"
-    if stage.filter.name != "none":
+    if stage.filter.name != "none" and stage.schedule.name != "phases":
         yield f"  rows that teach nothing are dropped; up to {stage.oversample_max:g} times as many are played instead"
-    if stage.schedule.name == "alternate":
-        policies = list(dict.fromkeys(recipe.team.roles[name].policy for name in trained))
-        first = stage.schedule.first or policies[0]
-        yield f"  one policy learns at a time, {stage.schedule.every} steps each, {first} first"
     rows, total = data[stage.on].rows, stage.steps * stage.tasks_per_step
+    yield from schedule_rules.words(recipe, stage, rows)
     passes = f", {total / rows:.2g} passes over {stage.on}" if rows else ""
     every = sum(most.calls.values())
     yield (
@@ -158,6 +170,33 @@ def _rl(label: str, recipe: Recipe, stage: Any, data: Mapping[str, Data], most: 
     )
     if stage.token_budget is not None:
         yield f"  ends early once {_tokens(stage.token_budget)} were sampled"
+
+
+def _sft(label: str, recipe: Recipe, stage: Any, data: Mapping[str, Data], most: Calls) -> Iterator[str]:
+    assert isinstance(stage, SFT)
+    names = taught(recipe, stage)
+    roles = {name: role for name, role in recipe.roles().items() if name in names}
+    policies = {roles[name].policy: [n for n in names if roles[n].policy == roles[name].policy] for name in names}
+    length = f"{stage.epochs:g} epoch{'s' * (stage.epochs != 1)}" if stage.epochs else f"{stage.max_steps:,} steps"
+    blocks = f"packed blocks of up to {stage.max_length:,} tokens" if stage.packing else "rows"
+    yield f"{label}: sft of {' and '.join(names)} on {stage.data.name}, {length} of {stage.rows_per_step} {blocks} each"
+    where = f"stages.{label.removeprefix('stage ')}.data"
+    try:
+        found = bind(resolve("conversations", stage.data.name, where), stage.data.options, where)(roles)
+    except NotHere as error:
+        # Examples may come from an earlier stage or another machine: the recipe is right all the same.
+        yield f"  rows unknown: {error}"
+        return
+    except ValueError as error:
+        raise RecipeError(Problem(where, str(error), code="E01")) from error
+    for policy, mine in policies.items():
+        counts = {name: sum(example.role == name for example in found) for name in mine}
+        rows = sum(counts.values()) - stage.held_out * len(mine)
+        each = math.ceil(rows / stage.rows_per_step)
+        steps = f", at most {math.ceil(each * stage.epochs):,} steps" if stage.epochs else ""
+        yield f"  policy {policy}: " + " + ".join(f"{n:,} of {role}" for role, n in counts.items()) + f" rows{steps}"
+    yield from (f"  {note}" for note in found.notes)
+    yield f"  rows longer than {stage.max_length:,} tokens are left out, which the run counts"
 
 
 def _plays(rows: int | None, each: int, most: Calls) -> str:

@@ -104,7 +104,7 @@ def _stages(tree: Mapping[str, Any]) -> list[Any]:
     stages = tree["stages"]
     if not isinstance(stages, list | tuple):
         raise RecipeError(Problem("stages", "stages is a list", "- {kind: evaluate, on: test}"))
-    kinds = ("evaluate", "rl")
+    kinds = ("evaluate", "sft", "rl")
     for k, stage in enumerate(stages):
         kind = stage.get("kind") if isinstance(stage, Mapping) else None
         where = f"stages.{k}.kind"

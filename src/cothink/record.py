@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import platform
@@ -9,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 from cothink.types import Episode
 
 KEEP_CHECKPOINTS = 2
+STOPPED = "stopped.json"
 PACKAGES = ("cothink", "torch", "transformers", "peft", "accelerate", "tokenizers", "math-verify", "pydantic")
 
 
@@ -53,6 +55,14 @@ def write_atomic(path: Path, text: str) -> None:
     os.replace(temporary, path)
 
 
+def _stopped(folder: Path) -> str:
+    why = json.loads((folder / STOPPED).read_text(encoding="utf-8"))
+    return (
+        f"the watch stopped this run at step {why['step']}: {why['what']}. Start another one with other settings, or "
+        f"delete {folder / STOPPED} to go on from where it stood"
+    )
+
+
 def last_checkpoint(folder: Path) -> Path | None:
     """The newest checkpoint of a run folder; None before the first."""
     state = folder / "state.json"
@@ -68,6 +78,8 @@ class Run:
         self.state: dict[str, Any] = {}
         known = folder / "recipe.yaml"
         if known.exists():
+            if (folder / STOPPED).exists():
+                raise RunError(_stopped(folder))
             if known.read_text(encoding="utf-8") != recipe_text:
                 raise RunError(
                     f"{folder} holds a run of another recipe (see {known}). Give this run its own folder with --out, "
@@ -135,12 +147,32 @@ class Run:
         """Adds one evaluation to `results.json`."""
         write_atomic(self.folder / "results.json", json.dumps({**self.results, label: values}, indent=2))
 
-    def checkpoint(self, policies: Mapping[str, Any], state: Mapping[str, Any]) -> Path:
-        """Saves every policy and the place to go on from; older checkpoints beyond the last two are removed."""
-        name = f"stage{state['stage']:02d}-step{state['step']:06d}"
+    def free_name(self, stage: int, step: int, taken: Collection[str] = ()) -> str:
+        """A name for the checkpoint of a step that is neither the current one's nor `taken`.
+
+        A step can have several states (rows that were filtered since): the first one stays whole until the state file
+        no longer points at it.
+        """
+        plain = f"stage{stage:02d}-step{step:06d}"
+        names = itertools.chain([plain], (f"{plain}-{k}" for k in itertools.count(1)))
+        return next(n for n in names if n != self.state.get("checkpoint") and n not in taken)
+
+    def checkpoint(
+        self,
+        policies: Mapping[str, Any],
+        state: Mapping[str, Any],
+        keep: Collection[str] = (),
+        name: str | None = None,
+    ) -> Path:
+        """Saves every policy and the place to go on from; of the older checkpoints, the last and those in `keep` stay.
+
+        `name` is one that `free_name` gave.
+        """
+        current = self.checkpoints / (self.state.get("checkpoint") or "none")
+        if self.state == {**state, "checkpoint": current.name} and current.is_dir():
+            return current  # this very state is saved already
+        name = self.free_name(state["stage"], state["step"], keep) if name is None else name
         place, part = self.checkpoints / name, self.checkpoints / (name + ".part")
-        if self.state == {**state, "checkpoint": name} and place.exists():
-            return place  # this very state is saved already
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
         for policy in policies.values():
@@ -151,10 +183,14 @@ class Run:
         os.replace(part, place)
         self.state = {**state, "checkpoint": name}
         write_atomic(self.folder / "state.json", json.dumps(self.state, indent=2))
-        old = sorted(p for p in self.checkpoints.iterdir() if p.is_dir() and p != place)
+        old = sorted(p for p in self.checkpoints.iterdir() if p.is_dir() and p != place and p.name not in keep)
         for folder in old[: max(0, len(old) - (KEEP_CHECKPOINTS - 1))]:
             shutil.rmtree(folder)
         return place
+
+    def stop(self, reason: Mapping[str, Any]) -> None:
+        """Marks the run as stopped by its watch: it is not resumed before somebody has removed the mark."""
+        write_atomic(self.folder / STOPPED, json.dumps(reason, indent=2))
 
     def finish_stage(self, index: int) -> None:
         """Notes that stages up to `index` are done, so that a resumed run starts with the next one."""

@@ -35,6 +35,7 @@ class Kind(NamedTuple):
 KINDS: Mapping[str, Kind] = {
     "workflow": Kind("workflows", "run", ("task", "team")),
     "tasks": Kind("tasks", "load", ()),
+    "conversations": Kind("conversations", "load", ("roles",)),
     "reward": Kind("rewards", None, ("task", "turn", "episode")),
     "engine": Kind("engines", "engine", ("policies",)),
     "estimator": Kind("estimators.py", None, ("scored",), "list"),

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from cothink import wiring
+from cothink import reward_rules, schedule_rules, sft_rules, suites, wiring
 from cothink.losses import RANGES
 from cothink.resolve import Problem, RecipeError, effective, listing, resolve, unknown
 
@@ -69,6 +69,8 @@ def findings(recipe: Recipe) -> Findings:
         spot = _Spot(recipe, stage, f"stages.{k}")
         for rule in (_estimator, _ratio_and_clip, _aggregation, _kl, _episodes, _weights, _rewards, _no_effect):
             found += rule(spot)
+        found += schedule_rules.findings(spot)
+        found += reward_rules.findings(spot)
     found += _cold_start(recipe)
     found += _foreign_prompts(recipe)
     by_letter = {letter: tuple(p for p in found if p.code[0] == letter) for letter in "EWI"}
@@ -229,18 +231,6 @@ def _episodes(s: _Spot) -> Iterator[Problem]:
 
 
 def _weights(s: _Spot) -> Iterator[Problem]:
-    schedule, shared = s.stage.schedule, [p for p, roles in s.policies.items() if roles > 1]
-    if schedule.name == "alternate" and schedule.every is None:
-        yield s.error("E17", "schedule.every", "alternate needs the steps of one block", "every: 10")
-    if schedule.name == "alternate" and len(s.policies) < 2:
-        what = f"there is one policy to train ({listing(s.policies)}): nobody to alternate with"
-        yield s.error("E17", "schedule", what, "schedule: joint, or a policy of its own for each role")
-    elif schedule.name == "alternate" and shared:
-        what = f"the roles of {listing(shared)} share weights: the one that waits moves as well"
-        yield s.warn("W10", "schedule", what, "a policy of its own for each role")
-    if schedule.name == "joint" and len(s.policies) > 1:
-        what = f"{len(s.policies)} policies learn at once, so each one's partners keep moving"
-        yield s.warn("W11", "schedule", what, "schedule: alternate, or half the learning rate")
     for name in s.policies:
         policy = s.recipe.policies[name]
         if policy.lora_r is None and policy.learning_rate > HOT and not policy.model.startswith("builtin:"):
@@ -290,10 +280,10 @@ def _no_effect(s: _Spot) -> Iterator[Problem]:
 
 def _cold_start(recipe: Recipe) -> Iterator[Problem]:
     kinds = [stage.kind for stage in recipe.stages]
-    if "rl" in kinds and "evaluate" not in kinds[: kinds.index("rl")]:
-        where = f"stages.{kinds.index('rl')}"
+    first = next(((k, stage) for k, stage in _learning(recipe)), None)
+    if first is not None and "evaluate" not in kinds[: first[0]] and first[1].curriculum is None:
         what = "nothing measures the cold start: rl needs a success rate between .2 and .8 to begin with"
-        yield Problem(where, what, "an evaluate stage before it", code="W17")
+        yield Problem(f"stages.{first[0]}", what, "an evaluate stage before it, or a curriculum", code="W17")
 
 
 def _foreign_prompts(recipe: Recipe) -> Iterator[Problem]:
@@ -325,7 +315,11 @@ def links(recipe: Recipe) -> list[Problem]:
         if label is not None and labels.setdefault(label, k) != k:
             what = f"stage {labels[label]} has the label {label!r} too, and results are kept by label"
             problems.append(Problem(f"{where}.label", what, "a label of its own", code="E01"))
-        if stage.on not in recipe.tasks:
+        if stage.kind == "sft":
+            problems += sft_rules.links(recipe, stage, where)
+        elif stage.kind == "evaluate" and stage.suite is not None:
+            problems += suites.problems(stage.suite, f"{where}.suite")
+        elif stage.on not in recipe.tasks:
             problems.append(unknown(f"{where}.on", "tasks", stage.on, recipe.tasks))
         if stage.kind == "rl":
             problems += _rl_links(recipe, stage, where)
@@ -343,7 +337,8 @@ def _rl_links(recipe: Recipe, stage: Any, where: str) -> Iterator[Problem]:
             yield unknown(f"{where}.rewards.{j}.to", "receiver", reward.to, receivers)
     first, trained = stage.schedule.first, {n: r.policy for n, r in roles.items() if r.trainable}
     if first is not None and first not in (*trained, *trained.values()):
-        yield unknown(f"{where}.schedule.first", "trained policy or role", first, (*trained, *trained.values()))
+        names = tuple(dict.fromkeys((*trained, *trained.values())))
+        yield unknown(f"{where}.schedule.first", "trained policy or role", first, names)
     if not trained:
         yield Problem(
             "team.roles", "an rl stage needs a role that learns", "trainable: true in one of them", code="E01"
@@ -356,7 +351,9 @@ def _rl_links(recipe: Recipe, stage: Any, where: str) -> Iterator[Problem]:
 
 def idle(recipe: Recipe) -> list[Idle]:
     """Every setting, written or not, that does nothing for the methods chosen beside it."""
-    return [*_idle_policies(recipe), *(i for k, stage in _learning(recipe) for i in _idle_stage(k, stage))]
+    by_stage = (i for k, stage in _learning(recipe) for i in _idle_stage(k, stage))
+    elsewhere = (Idle(*found) for found in (*sft_rules.idle(recipe), *suites.idle(recipe)))
+    return [*_idle_policies(recipe), *elsewhere, *by_stage]
 
 
 def _idle_policies(recipe: Recipe) -> Iterator[Idle]:
@@ -374,7 +371,7 @@ def _idle_stage(k: int, stage: Any) -> Iterator[Idle]:
     at = ("stages", k)
     unused: list[tuple[bool, str, Iterable[str]]] = [
         (stage.unfinished in ("zero", "keep"), f"unfinished {stage.unfinished} masks nothing", ["mask_cap"]),
-        (stage.schedule.name == "joint", "a joint schedule has no blocks", ["schedule.every", "schedule.first"]),
+        *schedule_rules.idle(stage),
         (stage.credit.name == "broadcast", "broadcast discounts nothing", ["credit.gamma"]),
         (stage.filter.name not in ("accuracy", "success"), f"filter {stage.filter.name} has no bounds",
          ["filter.low", "filter.high"]),

@@ -149,6 +149,26 @@ def load(split: str = "train", *, count: int = 100, seed: int = 0) -> list[Task]
     return rows
 '''
 
+CONVERSATIONS = '''"""NAME: one short chat for every role."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from cothink.conversations import Conversation, Conversations, chat
+from cothink.types import Role
+
+
+def load(roles: Mapping[str, Role], *, count: int = 10) -> Conversations:
+    """Examples for the roles that a stage teaches: what each is told and says in turn, itself last."""
+    made = [
+        Conversation(role.name, chat(role, [f"What is {k} + {k}?", str(2 * k)]), f"NAME/{k}")
+        for role in roles.values()
+        for k in range(count)
+    ]
+    return Conversations(made, {"rows": len(made)})
+'''
+
 ENGINE = '''"""NAME: an engine that says one of a few fixed answers."""
 
 from __future__ import annotations
@@ -201,6 +221,11 @@ SKELETONS: Mapping[str, Skeleton] = {
     ),
     "loss": Skeleton(LOSS, _test("loss", "loss", "check_loss(loss)"), "loss: {name: 'NAME:loss'}"),
     "tasks": Skeleton(TASKS, _test("tasks", "load", "check_tasks(load)"), "tasks: {train: {name: 'NAME:load'}}"),
+    "conversations": Skeleton(
+        CONVERSATIONS,
+        _test("conversations", "load", "check_conversations(load)"),
+        "stages: [{kind: sft, data: {name: 'NAME:load'}, epochs: 1}]",
+    ),
     "engine": Skeleton(
         ENGINE, _test("engine", "engine", 'check_engine(engine({}), "main")'), "engine: {name: 'NAME:engine'}"
     ),

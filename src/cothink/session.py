@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cothink import models
-from cothink.parts import RL
+from cothink.parts import RL, SFT
 from cothink.recipe import Recipe
 from cothink.record import Run
 from cothink.resolve import bind, resolve
@@ -55,7 +55,7 @@ def assemble(recipe: Recipe, weights: Path | None = None, *, with_tasks: bool = 
     if inside:
         from cothink.policy import load_policies
 
-        policies = load_policies(inside, models.where, _schedule_lengths(recipe))
+        policies = load_policies(inside, models.where, _schedule_lengths(recipe, tasks))
         if weights is not None:
             for policy in policies.values():
                 policy.load(weights)
@@ -74,6 +74,8 @@ def load_tasks(recipe: Recipe) -> dict[str, Sequence[Task]]:
     """The task sets that the stages use."""
     used = set()
     for stage in recipe.stages:
+        if isinstance(stage, SFT):
+            continue
         used.add(stage.on)
         if isinstance(stage, RL) and stage.evaluate is not None:
             used.add(stage.evaluate.on)
@@ -106,16 +108,21 @@ def bound_loss(stage: RL) -> Any:
     return bind(resolve("loss", stage.loss.name), stage.loss.options, "loss")
 
 
-def _schedule_lengths(recipe: Recipe) -> Mapping[str, int]:
-    """Optimiser steps per policy over all rl stages, at most: what a decaying learning rate counts down to."""
+def _schedule_lengths(recipe: Recipe, tasks: Mapping[str, Sequence[Task]]) -> Mapping[str, int]:
+    """Optimiser steps per policy over all rl stages, at most: what a decaying learning rate counts down to.
+
+    Phases end when their rows do, which nobody knows beforehand: each policy may take all the steps there are.
+    """
     trained = {role.policy for role in recipe.team.roles.values() if role.trainable}
     total = dict.fromkeys(recipe.policies, 0)
     for stage in recipe.stages:
         if not isinstance(stage, RL):
             continue
         order = learning_order([p for p in recipe.policies if p in trained], recipe.roles(), stage)
+        rows = len(tasks.get(stage.on, ())) or stage.tasks_per_step
         for step in range(stage.steps):
-            for name in learners(order, stage, step):
+            epoch = step * stage.tasks_per_step // rows
+            for name in order if stage.schedule.name == "phases" else learners(order, stage, step, epoch):
                 total[name] += stage.updates_per_step
     return total
 
@@ -127,8 +134,11 @@ def learning_order(names: Sequence[str], roles: Mapping[str, Role], stage: RL) -
     return [*names[start:], *names[:start]]
 
 
-def learners(order: Sequence[str], stage: RL, step: int) -> Sequence[str]:
-    """The policies that learn in a 0-based step: all, or the one whose block of `every` steps it is."""
-    if stage.schedule.name == "joint":
+def learners(order: Sequence[str], stage: RL, step: int, epoch: int = 0, phase: int = 0) -> Sequence[str]:
+    """The policies that learn: all, or the one whose block it is; `step`, `epoch` and `phase` count from 0."""
+    schedule = stage.schedule
+    if schedule.name == "joint":
         return order
-    return [order[step // (stage.schedule.every or 1) % len(order)]]
+    if schedule.name == "phases":
+        return [order[phase % len(order)]]
+    return [order[(step if schedule.by == "steps" else epoch) // (schedule.every or 1) % len(order)]]

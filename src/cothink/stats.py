@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import TypeVar
 
 Answer = TypeVar("Answer")
@@ -12,7 +12,7 @@ Z95 = 1.959963984540054
 """Two-sided 95 % quantile of the normal distribution."""
 
 
-def wilson(events: int, total: int, z: float = Z95) -> tuple[float, float]:
+def wilson(events: float, total: float, z: float = Z95) -> tuple[float, float]:
     """Wilson score interval of a proportion; (0, 1) when nothing was observed."""
     if not 0 <= events <= total:
         raise ValueError(f"wilson: {events} events of {total} is not a proportion")
@@ -51,22 +51,32 @@ def holm(pvalues: Sequence[float]) -> list[float]:
 def bootstrap_mean(
     values: Sequence[float], seed: int = 0, resamples: int = 10_000, level: float = 0.95
 ) -> tuple[float, float, float]:
-    """Mean and its percentile bootstrap interval: (mean, low, high)."""
+    """Mean and its percentile bootstrap interval: (mean, low, high).
+
+    With one value a question (the mean of its plays) this is the cluster bootstrap: questions are drawn, not plays.
+    """
+    return bootstrap_macro([values], seed, resamples, level)
+
+
+def bootstrap_macro(
+    groups: Sequence[Sequence[float]], seed: int = 0, resamples: int = 10_000, level: float = 0.95
+) -> tuple[float, float, float]:
+    """Mean of the groups' means and its interval, values drawn anew within each group: (mean, low, high)."""
     import numpy as np
 
-    if not len(values):
-        raise ValueError("bootstrap_mean: no values; evaluate at least one task")
-    data, rng = np.asarray(values, dtype=float), np.random.default_rng(seed)
-    # In slices, so that a large test set does not need resamples * len(values) numbers at once.
-    size = max(1, 2_000_000 // len(data))
-    means = np.concatenate(
-        [
-            data[rng.integers(0, len(data), (min(size, resamples - start), len(data)))].mean(axis=1)
-            for start in range(0, resamples, size)
-        ]
-    )
+    if not groups or not all(map(len, groups)):
+        raise ValueError("bootstrap: no values in a group; evaluate at least one task of each set")
+    rng, centre, means = np.random.default_rng(seed), 0.0, np.zeros(resamples)
+    for values in groups:
+        data = np.asarray(values, dtype=float)
+        centre += float(data.mean()) / len(groups)
+        # In slices, so that a large test set does not need resamples * len(values) numbers at once.
+        size = max(1, 2_000_000 // len(data))
+        for start in range(0, resamples, size):
+            drawn = rng.integers(0, len(data), (min(size, resamples - start), len(data)))
+            means[start : start + size] += data[drawn].mean(axis=1) / len(groups)
     low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
-    return float(data.mean()), float(low), float(high)
+    return centre, float(low), float(high)
 
 
 def paired_bootstrap(
@@ -96,6 +106,22 @@ def majority(answers: Sequence[Answer | None], same: Callable[[Answer, Answer], 
         else:
             classes.append((answer, 1))
     return max(classes, key=lambda c: c[1])[0] if classes else None
+
+
+def majority_at_k(votes: Sequence[Hashable | None], right: Sequence[bool], k: int) -> float:
+    """Share of the disjoint runs of k plays, in order, whose vote is right; plays left over are not used.
+
+    `votes` names each play's answer (None: it states none), `right` says whether the play is. The vote is `majority`,
+    and its answer counts as right if the earliest play that states it is.
+    """
+    if len(votes) != len(right) or not 1 <= k <= len(votes):
+        raise ValueError(f"majority_at_k: {k=} of {len(votes)} votes and {len(right)} grades; need 1 <= k <= votes")
+    runs = range(0, len(votes) - k + 1, k)
+    won = 0
+    for start in runs:
+        winner = majority(votes[start : start + k])
+        won += winner is not None and right[votes.index(winner, start)]
+    return won / len(runs)
 
 
 def relative_gain(new: float, old: float) -> float:

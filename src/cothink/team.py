@@ -64,15 +64,16 @@ class Chat:
         *,
         after: Turn | Sequence[Turn] | None = None,
         stop: Sequence[str] = (),
+        schema: str | None = None,
         show: Callable[[str], str] | None = None,
         round: int = 0,
     ) -> Turn:
         """Says `text` to this role and returns its answer; this chat then holds both.
 
         `after` names the turns that are answered (default: the last turn of this line of play), `stop` adds stop
-        strings, `show` maps the role's text to what the others see.
+        strings, `schema` is a JSON schema that the answer must fit, `show` maps the role's text to what others see.
         """
-        (turn,) = await self._ask(text, 1, after, stop, show, round)
+        (turn,) = await self._ask(text, 1, after, stop, schema, show, round)
         grown = self.at(turn)
         self.messages, self._ids, self._next = grown.messages, grown._ids, None
         return turn
@@ -84,15 +85,16 @@ class Chat:
         *,
         after: Turn | Sequence[Turn] | None = None,
         stop: Sequence[str] = (),
+        schema: str | None = None,
         show: Callable[[str], str] | None = None,
         round: int = 0,
     ) -> list[Turn]:
         """Returns n sibling turns; this chat stays as it is, `chat.at(turn)` is the fork that goes on from one."""
         if n < 1:
             raise PlayError(f"{self.role.name}: sample(n={n}); n must be at least 1")
-        return await self._ask(text, n, after, stop, show, round)
+        return await self._ask(text, n, after, stop, schema, show, round)
 
-    async def _ask(self, text, n, after, stop, show, round) -> list[Turn]:
+    async def _ask(self, text, n, after, stop, schema, show, round) -> list[Turn]:
         team, role = self._team, self.role
         parents = team._parents(after, role)
         first = team._place(parents, role, n)
@@ -101,6 +103,8 @@ class Chat:
         sampling = role.sampling
         if stop:
             sampling = replace(sampling, stop=tuple(dict.fromkeys((*sampling.stop, *stop))))
+        if schema is not None:
+            sampling = replace(sampling, schema=schema)
         seed = stable_seed(team.seed, *parents, role.name, first)
         done = await team.engine(role).generate(role.policy, messages, prompt, sampling, n, seed)
         if len(done) != n:

@@ -42,13 +42,17 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How one role samples; `max_tokens` counts new tokens, `top_k=0` means off."""
+    """How one role samples; `max_tokens` counts new tokens, `top_k=0` means off.
+
+    `schema` is a JSON schema as text: only texts that fit it may be sampled.
+    """
 
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
     max_tokens: int = 256
     stop: tuple[str, ...] = ()
+    schema: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +71,8 @@ class Completion:
     """What an engine returned for one prompt.
 
     `logprobs` holds one natural-log probability per output token, under the distribution that was sampled from
-    (after temperature, top-p and top-k). `version` says which weights spoke.
+    (after temperature, top-p and top-k). `version` says which weights spoke. `schema` is the JSON schema that limited
+    what could be sampled: the log-probs are then those among the tokens it allowed.
     """
 
     text: str
@@ -76,6 +81,7 @@ class Completion:
     logprobs: tuple[float, ...] = ()
     finish_reason: StopReason = "stop"
     version: int = 0
+    schema: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

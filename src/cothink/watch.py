@@ -99,3 +99,11 @@ def mutual_information(counts: Sequence[Sequence[float]], *, smoothing: float = 
         for j, c in enumerate(row)
         if c > 0
     )
+
+
+def entropy_covariance(logprobs: Sequence[float], advantages: Sequence[float]) -> list[float]:
+    """(log-prob - mean) * (advantage - mean) of every token: a positive mean says that the entropy will fall."""
+    if not logprobs:
+        return []
+    p, a = math.fsum(logprobs) / len(logprobs), math.fsum(advantages) / len(advantages)
+    return [(x - p) * (y - a) for x, y in zip(logprobs, advantages, strict=True)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from cothink.resolve import Problem, bind, effective, listing, nearest, resolve
+from cothink.resolve import Problem, RecipeError, bind, effective, listing, nearest, resolve
 
 if TYPE_CHECKING:
     from cothink.parts import Block
@@ -18,6 +18,8 @@ def blocks(recipe: Recipe) -> list[tuple[str, str, Block]]:
     found += [("tasks", f"tasks.{name}", block) for name, block in recipe.tasks.items()]
     found.append(("engine", "engine", recipe.engine))
     for k, stage in enumerate(recipe.stages):
+        if stage.kind == "sft":
+            found.append(("conversations", f"stages.{k}.data", stage.data))
         if stage.kind == "rl":
             found += [("reward", f"stages.{k}.rewards.{j}", block) for j, block in enumerate(stage.rewards)]
             found.append(("estimator", f"stages.{k}.estimator", stage.estimator))
@@ -47,7 +49,10 @@ def _beside_workflow(recipe: Recipe, function: str, constant: str) -> Any:
     if not callable(declare):
         return getattr(module, constant, None)
     options = bind(run, recipe.team.workflow.options, "team.workflow").keywords  # type: ignore[attr-defined]
-    return declare(**effective(run, options))
+    try:
+        return declare(**effective(run, options))
+    except ValueError as error:  # options that contradict one another
+        raise RecipeError(Problem("team.workflow", str(error), code="E01")) from None
 
 
 def seats(recipe: Recipe) -> list[Problem]:
@@ -71,3 +76,8 @@ def branches(recipe: Recipe) -> bool:
     """Whether the workflow samples sibling turns: its module's `branches(**options)`; user code without it may."""
     found = _beside_workflow(recipe, "branches", "BRANCHES")
     return ":" in recipe.team.workflow.name if found is None else bool(found)
+
+
+def needs(recipe: Recipe) -> tuple[str, ...]:
+    """The keys of a task's meta that the workflow reads: its module's `NEEDS`."""
+    return tuple(_beside_workflow(recipe, "needs", "NEEDS") or ())

@@ -5,6 +5,7 @@ import pytest
 from cothink import rules, source
 from cothink.recipe import Recipe
 from cothink.resolve import RecipeError
+from cothink.types import Task
 
 BASE = """
 name: small
@@ -19,6 +20,8 @@ stages:
 """
 TWO = "team.roles.reasoning.policy=second"
 SECOND = "policies.second={model: builtin:tiny}"
+PHASES, RATES = "stages.1.schedule=phases", "stages.1.filter={name: success, low: 0.2, high: 0.8}"
+ONE_ROUND = "team.workflow.max_turns=1"
 ONE_PLAY = "stages.1.episodes_per_task=1"
 
 
@@ -60,6 +63,36 @@ def refused(*overrides: str) -> str:
         ("E13", ["stages.1.loss={kl: k3, kl_beta: -1}"]),
         ("E17", ["stages.1.schedule={name: alternate, every: 10}"]),
         ("E17", ["stages.1.schedule=alternate", TWO, SECOND]),
+        ("E17", [PHASES, RATES, ONE_ROUND]),  # shared weights
+        (
+            "E17",
+            [
+                PHASES,
+                RATES,
+                ONE_ROUND,
+                "team.workflow.order=[meta, helper, reasoning]",
+                "team.roles.helper={policy: second}",
+                SECOND,
+            ],
+        ),
+        ("E23", [PHASES, RATES, TWO, SECOND]),  # three rounds
+        ("E23", [PHASES, ONE_ROUND, TWO, SECOND]),  # filter: accuracy
+        ("E11", [PHASES, ONE_ROUND, TWO, SECOND, "stages.1.filter=success"]),  # no bounds
+        ("E11", ["stages.1.filter={name: success, low: 0, high: 1}"]),
+        ("E23", [PHASES, RATES, ONE_ROUND, TWO, SECOND, "stages.1.curriculum={key: level}"]),
+        ("E23", ["stages.1.schedule={name: alternate, every: 1, by: epochs}", TWO, SECOND, "stages.1.curriculum={}"]),
+        ("idle", ["stages.1.schedule={name: phases, every: 10}", RATES, ONE_ROUND, TWO, SECOND]),
+        ("idle", [PHASES, RATES, ONE_ROUND, TWO, SECOND, "stages.1.oversample_max=2"]),
+        ("idle", ["stages.1.schedule={name: alternate, every: 10, epochs: 2}", TWO, SECOND]),
+        ("idle", ["stages.1.schedule={name: joint, by: epochs}"]),
+        ("idle", ["stages.1.watch={mode: off, warmup: 5}"]),
+        ("idle", ["stages.1.watch={mode: observe, rollbacks: 1}"]),
+        ("E01", ["stages.1.watch.limits={voids: null}"]),
+        ("E01", ["stages.1.watch.limits={void/critic: null}"]),
+        ("E01", ["stages.1.watch.limits={void: 0.3}"]),
+        ("E01", ["stages.1.watch.limits={void: [0.1, true]}"]),
+        ("E01", ["stages.1.watch=on"]),
+        ("E01", ["stages.1.curriculum={share: 0}"]),
         ("E19", ["stages.1.updates_per_step=33"]),
         ("E20", ["stages.1.estimator={name: gdpo, weights: {other: 1}}"]),
         ("E22", ["team.roles.meta.top_p=0.9"]),
@@ -88,6 +121,7 @@ def test_what_cannot_work_is_refused(code, overrides):
         ("W10", ["team.workflow.order=[meta, helper, reasoning]", "team.roles.helper={policy: second}", SECOND,
                  "stages.1.schedule={name: alternate, every: 2}"]),
         ("W11", [TWO, SECOND]),
+        ("W19", [PHASES, RATES, ONE_ROUND, TWO, "policies.second={model: builtin:tiny, scheduler: linear}"]),
         ("W18", ["~team.roles.meta.system"]),
         ("W12", ["team.roles.meta.top_k=5", "policies.main.dtype=bfloat16"]),
         ("W13", ["policies.main.model=some/model", "policies.main.learning_rate=5e-5"]),
@@ -116,7 +150,31 @@ def test_a_quiet_recipe_is_quiet():
 def test_the_presets_say_what_the_specification_says():
     assert codes("stages.1.preset=stable_v0") == {"I01", "I05"}
     assert codes("stages.1.preset=stable_v0", "stages.1.updates_per_step=2") == set()
+    single = [ONE_ROUND, TWO, SECOND, "stages.1.preset=rema_single"]
+    assert codes(*single) == {"I01"}
     assert codes("~stages.0", "stages.0.preset=rema_paper") == {"W07", "W08", "W09", "W17", "I02"}
+
+
+def test_presets_and_short_forms_of_the_watch():
+    """rema §7 row 40, credit 5: the recommended preset acts, the paper's only observe, and all can be switched off."""
+
+    def mode(*overrides):
+        return Recipe.load(source.parse(BASE, "base"), overrides).stages[1].watch.mode
+
+    assert [mode(f"stages.1.preset={p}") for p in ("stable_v0", "rema_paper")] == ["act", "observe"]
+    assert mode() == "observe" and mode("stages.1.watch=off", "stages.1.preset=stable_v0") == "off"
+    tree = source.parse(BASE, "base")
+    tree["stages"][1] |= {"watch": False, "preset": "stable_v0"}  # what YAML 1.1 makes of `off`
+    assert Recipe.load(tree).stages[1].watch.mode == "off"
+    kept = Recipe.load(
+        source.parse(BASE, "base"), ["stages.1.preset=stable_v0", "stages.1.watch.limits={void: [0.1, null]}"]
+    )
+    assert kept.stages[1].watch.mode == "act" and kept.stages[1].watch.limits == {"void": (0.1, None)}
+    assert Recipe.load(source.parse(kept.to_yaml(), "again")) == kept
+
+
+def test_a_curriculum_stands_in_for_a_measured_cold_start():
+    assert "W17" in codes("~stages.0") and "W17" not in codes("~stages.0", "stages.0.curriculum={}")
 
 
 def test_one_round_has_no_length_bias():
@@ -149,4 +207,8 @@ def test_a_decaying_rate_counts_the_steps_a_policy_gets():
 
     alternate = "stages.1.schedule={name: alternate, every: 3}"
     recipe = Recipe.load(source.parse(BASE, "base"), [TWO, SECOND, alternate, "stages.1.steps=10"])
-    assert _schedule_lengths(recipe) == {"main": 6, "second": 4}
+    assert _schedule_lengths(recipe, {}) == {"main": 6, "second": 4}
+    epochs = "stages.1.schedule={name: alternate, every: 2, by: epochs, first: second}"
+    recipe = Recipe.load(source.parse(BASE, "base"), [TWO, SECOND, epochs, "stages.1.steps=10"])
+    rows = [Task(str(k), "", "") for k in range(4)]  # two steps an epoch, four a block
+    assert _schedule_lengths(recipe, {"train": rows}) == {"main": 4, "second": 6}

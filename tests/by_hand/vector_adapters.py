@@ -347,6 +347,12 @@ def entropy(i, p):
     return {"nats": nats, "normalised": nats / math.log(len(i["probabilities"]))}
 
 
+def covariance(i, p):
+    found = watch.entropy_covariance(i["logp"], i["advantages"])
+    top = sorted(range(len(found)), key=lambda k: -found[k])[: max(1, int(p["fraction"] * len(found)))]
+    return {"covariance": found, "mean": sum(found) / len(found), "top_tokens": sorted(top)}
+
+
 def steps(i, p):
     out = losses.optimiser_steps(**i)
     return {"rows_per_rank": out.rows, "mini_batch_rows_per_rank": out.minibatch_rows,
@@ -370,6 +376,7 @@ ADAPTERS = {
     "decoupled_reward_advantage": gdpo,
     "detached_clip_objective": cispo,
     "ema_baseline_advantage": rae,
+    "entropy_covariance": covariance,
     "fisher_exact": lambda i, p: {"p_two_sided": stats.fisher_exact(**i)},
     "gradient_norm_watch": norms,
     "group_mean_advantage": lambda i, p: {"advantages": estimators.dr_grpo(rows(**i))},

@@ -74,6 +74,13 @@ def test_messages_sampling_and_token_counts(url):
     assert ask(outside, Sampling(), 1)[0].text == "plan 0 "  # a second event loop gets its own connections
 
 
+def test_a_schema_becomes_the_response_format(url):
+    ask(engine(f"openai:big@{url}"), Sampling(schema='{"type": "object"}'), 1)
+    ((_, body),) = Server.seen
+    wanted = {"name": "answer", "strict": True, "schema": {"type": "object"}}
+    assert body["response_format"] == {"type": "json_schema", "json_schema": wanted}
+
+
 def test_what_the_protocol_lacks_is_refused(url):
     with pytest.raises(PlayError, match="top_k"):
         ask(engine(f"openai:big@{url}"), Sampling(top_k=5), 1)

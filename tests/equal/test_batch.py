@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from cothink.batch import Batch, microbatches, minibatches, pack, pad, weights_for
+from cothink.batch import Batch, microbatches, minibatches, pad, weights_for
 from cothink.losses import merge, policy
 from cothink.types import Sample
 
@@ -53,12 +53,8 @@ def mixed(seed=1) -> list[Sample]:
 
 
 def logprobs(model, batch: Batch) -> torch.Tensor:
-    """[B, L] log-probs under causal attention that stays within a segment."""
-    length = batch.ids.shape[1]
-    allowed = batch.segments[:, :, None] == batch.segments[:, None, :]
-    allowed = allowed & torch.ones(length, length).tril().bool()
-    mask = torch.zeros(allowed.shape, dtype=torch.float64).masked_fill(~allowed, -1e30)[:, None]
-    logits = model(input_ids=batch.ids, attention_mask=mask, position_ids=batch.positions, use_cache=False).logits
+    """[B, L] log-probs."""
+    logits = model(input_ids=batch.ids, attention_mask=batch.mask.long(), use_cache=False).logits
     picked = logits[:, :-1].log_softmax(-1).gather(2, batch.ids[:, 1:, None]).squeeze(2)
     return torch.nn.functional.pad(picked, (1, 0))
 
@@ -98,20 +94,6 @@ def test_microbatches_and_order_never_change_the_step(model, mode, options):
     assert_same(whole, step(model, microbatches(samples[::-1], 1), weights, **options))
 
 
-@pytest.mark.parametrize("options", KNOBS, ids=lambda o: o["ratio"])
-def test_packed_rows_equal_padded_rows(model, options):
-    samples = mixed()
-    weights = weigh(samples, "turn_mean")
-
-    def packed(group, w, dtype):
-        return pack(group, w, length=30, dtype=dtype)
-
-    assert_same(step(model, [samples], weights, **options), step(model, [samples], weights, packed, **options))
-    batch = packed(samples, [weights[id(s)] for s in samples], torch.float64)
-    assert batch.ids.shape[0] < len(samples) and batch.ids.shape[1] <= 30
-    assert batch.mask.sum() == sum(len(s.ids) for s in samples)
-
-
 def test_merged_turns_equal_separate_samples(model):
     """One sample of two turns against two samples, each with its own copy of the context."""
     whole = sample(random.Random(3), 0, turns=(0, 1))
@@ -145,10 +127,27 @@ def test_untrained_rows_do_not_enter_any_mean(model):
 
 def test_microbatches_keep_units_whole_and_within_the_budget():
     samples = mixed()
-    groups = microbatches(samples, 60)
-    assert sorted(id(s) for g in groups for s in g) == sorted(map(id, samples))
-    assert all(len(g) * max(len(s.ids) for s in g) <= 60 for g in groups) and len(groups) > 1
-    assert sum("e9/meta" in {s.unit for s in g} for g in groups) == 1
+    for padded in (False, True):
+        groups = microbatches(samples, 60, padded=padded)
+        assert sorted(id(s) for g in groups for s in g) == sorted(map(id, samples))
+        assert sum("e9/meta" in {s.unit for s in g} for g in groups) == 1 and len(groups) > 1
+        for g in groups:
+            size = len(g) * max(len(s.ids) for s in g) if padded else sum(len(s.ids) for s in g)
+            assert size <= 60 or len({s.unit for s in g}) == 1
+
+
+def test_microbatches_count_common_beginnings_once():
+    prompt = tuple(range(1, 21))
+
+    def row(k, ids):
+        blank = (0.0,) * len(ids)
+        return Sample("p", "r", f"e{k}/r", ids, (-1,) * (len(ids) - 1) + (0,), blank, (*blank[1:], 1.0))
+
+    siblings = [row(k, (*prompt, 50 + k, 60)) for k in range(4)]
+    other = row(9, (9,) * 22)
+    groups = microbatches([siblings[0], other, *siblings[1:]], 20 + 4 * 2)
+    assert [len(g) for g in groups] == [4, 1] and groups[1] == [other]
+    assert [len(g) for g in microbatches(siblings, 27)] == [3, 1]
 
 
 def test_minibatches_mix_roles_and_are_nearly_equal():
@@ -182,5 +181,5 @@ def test_bad_rows_are_named():
     with pytest.raises(ValueError, match="weights"):
         pad([row], [[1.0]])
     heats = [sample(random.Random(k), k, heat=h) for k, h in enumerate((1.0, 0.7))]
-    assert pack(heats, weights_for(heats, "turn_mean"), length=99).temperature.tolist() == pytest.approx([1.0, 0.7])
+    assert pad(heats, weights_for(heats, "turn_mean")).temperature.tolist() == pytest.approx([1.0, 0.7])
     assert pad([], []).ids.shape == (0, 0)

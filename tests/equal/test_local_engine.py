@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from cothink.batch import pad
-from cothink.engines.local import Row, _stopped
 from cothink.engines.local import engine as local_engine
 from cothink.parts import PolicyPart
 from cothink.policy import load_policies
@@ -100,13 +99,11 @@ def test_a_model_without_a_template_stops_at_the_next_speaker(tiny_folder):
     codec = engine.codec("a")
     assert codec.stop_strings == ("\nUser:",)
     ids = policy.tokenizer.encode(" It is 5.\nUser: hello", add_special_tokens=False)
-    row = Row((1,), Sampling(stop=codec.stop_strings), 0, 0, 99)
-    for token in ids:
-        row.ids.append(token)
-        if _stopped(row, token, lambda stop: engine._tail("a", stop), codec.read):
-            break
-    assert policy.tokenizer.decode(row.ids).endswith("\nUser:") and len(row.ids) < len(ids)
-    assert codec.decode(tuple(row.ids)) == " It is 5."
+    stops = engine._stops["a"]
+    maybe = stops.maybe(codec.stop_strings)
+    cut = next(k for k in range(1, len(ids) + 1) if maybe[ids[k - 1]] and stops.cut(ids[:k], codec.stop_strings))
+    assert policy.tokenizer.decode(ids[:cut]).endswith("\nUser:") and cut < len(ids)
+    assert codec.decode(tuple(ids[:cut])) == " It is 5."
 
 
 def test_top_k_and_top_p_renormalise(tiny_folder):

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
+from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
 
-from cothink import losses
-from cothink.batch import pack, pad, weights_for
+from cothink import logprobs, losses
+from cothink.batch import pad, weights_for
 from cothink.parts import PolicyPart
 from cothink.policy import Knobs, TrainingError, load_policies, rate
 from cothink.types import Sample
@@ -40,9 +42,9 @@ def rows(policy, roles=("a", "b"), count=8, seed=0, turns=2):
         found.append(Sample("p", role, f"e{k}/{role}", tuple(ids), tuple(places), (0.0,) * len(ids), tuple(advantages)))
     batch = pad(found, [[0.0] * len(s.ids) for s in found])
     with torch.no_grad():
-        logprobs, _ = policy.logprobs(batch)
+        values, _ = policy.logprobs(batch)
     return [
-        Sample(s.policy, s.role, s.unit, s.ids, s.turns, tuple(logprobs[i, : len(s.ids)].tolist()), s.advantages)
+        Sample(s.policy, s.role, s.unit, s.ids, s.turns, tuple(values[i, : len(s.ids)].tolist()), s.advantages)
         for i, s in enumerate(found)
     ]
 
@@ -90,35 +92,50 @@ def test_two_policies_of_equal_weights_equal_one_shared(tiny_folder):
     assert torch.allclose(both, a + b, atol=1e-6)
 
 
-def test_packed_rows_equal_padded_rows(tiny_folder):
-    policy = load(tiny_folder, p={})["p"]
+@pytest.mark.parametrize("kind", [{}, {"lora_r": 2}, {"gradient_checkpointing": True}], ids=str)
+def test_flat_tokens_equal_padded_rows(tiny_folder, kind, monkeypatch):
+    """Log-probs, entropies and gradients; siblings of one prompt and rows of other lengths, a chunked output layer."""
+    policy = load(tiny_folder, p=kind)["p"]
     samples = rows(policy, count=5)
-    weights = weights_for(samples, "turn_mean")
-    padded, packed = pad(samples, weights), pack(samples, weights, length=200)
-    assert len(packed.ids) < len(padded.ids)
-    want, _ = policy.logprobs(padded)
-    same = packed.segments.unsqueeze(2) == packed.segments.unsqueeze(1)
-    causal = torch.ones(same.shape[1:], dtype=torch.bool).tril()
-    allowed = (same & causal).unsqueeze(1)
-    out = policy.model(
-        input_ids=packed.ids,
-        attention_mask=torch.where(allowed, 0.0, torch.finfo(torch.float32).min),
-        position_ids=packed.positions,
-    )
-    logp = out.logits[:, :-1].log_softmax(-1).gather(2, packed.ids[:, 1:].unsqueeze(2)).squeeze(2)
-    got = torch.zeros_like(packed.weights)
-    got[:, 1:] = logp
-    trained = packed.turns >= 0
-    key = [(int(u), int(t)) for u, t in zip(packed.unit[trained], packed.turns[trained])]
-    other = padded.turns >= 0
-    numbers = {unit: i for i, unit in enumerate(dict.fromkeys(s.unit for s in samples))}
-    assert len(numbers) == 5
-    want_sorted = sorted(
-        zip(((int(u), int(t)) for u, t in zip(padded.unit[other], padded.turns[other])), want[other].tolist())
-    )
-    got_sorted = sorted(zip(key, got[trained].tolist()))
-    assert [k for k, _ in want_sorted] == [k for k, _ in got_sorted]
-    assert max(abs(a - b) for (_, a), (_, b) in zip(want_sorted, got_sorted)) < 1e-5
+    twin = samples[0]
+    ids = (*twin.ids[:-3], *(3 + (i % 200) for i in twin.ids[-3:]))
+    samples.append(Sample("p", twin.role, "twin/a", ids, twin.turns, twin.logprobs, twin.advantages))
+    batch = pad(samples, weights_for(samples, "turn_mean"))
+    model = policy.activate().train()
+    weight = torch.rand(batch.ids.shape, generator=torch.Generator().manual_seed(0))
+
+    def both(plain):
+        with monkeypatch.context() as patch:
+            patch.setattr(logprobs, "CHUNK", 1500)
+            patch.setattr(logprobs, "is_flat", lambda model: not plain)
+            model.zero_grad()
+            with contextlib.nullcontext() if plain else policy.computing():
+                values, entropies, computed = logprobs.token_logprobs(model, batch, entropy_in_loss=True)
+                (values * weight + entropies * weight.flip(0)).sum().backward()
+        return values, entropies, torch.cat([p.grad.flatten() for p in policy.parameters()]), computed
+
+    one, two = both(plain=True), both(plain=False)
+    for a, b in zip(one[:3], two[:3], strict=True):
+        assert a.abs().sum() > 1 and torch.allclose(a, b, atol=1e-4, rtol=1e-4)
+    assert two[3] < sum(len(s.ids) for s in samples) < one[3]
+
+
+def test_samples_without_advantage_are_not_computed(tiny_folder):
+    policy = load(tiny_folder, p={})["p"]
+    samples = rows(policy, count=4)
+    quiet = [replace(s, advantages=(0.0,) * len(s.ids)) for s in samples[:2]]
+    mixed = [*quiet, *samples[2:]]
+    fast, metrics = gradient(policy, mixed, knobs())
+    assert metrics["tokens_skipped"][0] == sum(s.trained for s in quiet)
+    # A KL or entropy term needs them all; here it is switched on with weight 0, so that the gradient is the same.
+    slow, metrics = gradient(policy, mixed, knobs(entropy_in_loss=True))
+    assert metrics["tokens_skipped"][0] == 0
+    assert torch.allclose(fast, slow, atol=1e-6)
+    policy.update(samples, knobs())
+    after = [p.detach().clone() for p in policy.parameters()]
+    done = policy.update(quiet, knobs())  # no gradient: momentum alone moves the weights, as with zeros
+    assert done["tokens_computed"] == 0 and done["updates"] == 1
+    assert not torch.equal(policy.parameters()[-2], after[-2])
 
 
 def test_engine_and_trainer_that_disagree_stop_the_run(tiny_folder):

@@ -12,10 +12,11 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from trl import GRPOConfig, GRPOTrainer
 
+from cothink.attention import flat
 from cothink.batch import pad, weights_for
 from cothink.estimators import dr_grpo, grpo
+from cothink.logprobs import token_logprobs
 from cothink.losses import policy
-from cothink.policy import token_logprobs
 from cothink.types import Sample, ScoredTurn
 
 PROMPTS = ["1 2", "3 4 5 6 7", "8 9 1"]
@@ -93,7 +94,8 @@ def ours(trainer, inputs, aggregate, **options):
     # A model of its own: TRL replaces the forward pass of the one it was given.
     model = LlamaForCausalLM(copy.deepcopy(trainer.model.config)).eval()
     model.load_state_dict(trainer.model.state_dict())
-    logprobs, _ = token_logprobs(model, batch)
+    with flat(model):
+        logprobs, _, _ = token_logprobs(model, batch)
     loss, metrics = policy(logprobs, batch, log_ratio_max=None, **options)
     loss.backward()
     grads = {n: p.grad for n, p in model.named_parameters()}

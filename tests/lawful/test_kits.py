@@ -23,6 +23,7 @@ OPTIONS = {
     "length.overlong": {"max_length": 4, "cache": 2},
     "gdpo": {"weights": {"a": 1.0}},
     "wordsums": {"count": 50},
+    "wordpairs": {"count": 50},
     "math": {"split": "minimal"},
     "gym": {"name": "basic_arithmetic", "size": 20},
 }
@@ -31,6 +32,9 @@ MORE = [
     ("workflow", "rema", {"max_turns": 1}),
     ("workflow", "rema", {"max_turns": 3, "stop_on_truncation": False}),
     ("workflow", "rema", {"max_turns": 2, "order": ["meta", "critic", "reasoning"], "finisher": "critic"}),
+    ("workflow", "rema", {"max_turns": 1, "n_solutions": 4}),
+    ("workflow", "rema", {"max_turns": 1, "actions": True, "constrain": True}),
+    *(("workflow", "judge", {"form": form}) for form in ("vrp", "mrp")),
     ("estimator", "grpo", {"scope": "task", "weighting": "episode"}),
     ("estimator", "rloo", {"scope": "anchor"}),
     ("estimator", "rfpp", {"whiten_scope": "batch"}),
@@ -47,7 +51,7 @@ def engine_files() -> list[Path]:
     return [path for path in Path(engines.__file__).parent.glob("*.py") if "\ndef engine(" in path.read_text()]
 
 
-OFF_DATA = ("gsm8k", "math", "csqa")
+OFF_DATA = ("gsm8k", "math", "csqa", "judgebench", "dialogues")
 
 
 class Server:
@@ -106,6 +110,11 @@ def test_it_keeps_the_rules(kind, name, options):
         checks.check_estimator(function, options=options, ordered=name == "rae")
     elif kind == "loss":
         checks.check_loss(function, options=options, on_policy="kl" not in options)
+    elif kind == "conversations":
+        if name in OFF_DATA and not data_root().is_dir():
+            pytest.skip("needs the data folder, see COTHINK_DATA")
+        given = {"files": {"path": str(_chats())}}.get(name, {"count": 20} if name.startswith("word") else {})
+        checks.check_conversations(function, options=given)
     else:
         if name in OFF_DATA and not data_root().is_dir():
             pytest.skip("needs the data folder, see COTHINK_DATA")
@@ -115,12 +124,26 @@ def test_it_keeps_the_rules(kind, name, options):
             options["limit"] = 100
         if name == "files":
             options["path"] = str(_rows())
+        if name == "judge":
+            options |= {"path": str(_pairs()), "test": 1}
         checks.check_tasks(function, options=options)
 
 
 def _rows() -> Path:
     path = Path(tempfile.mkdtemp()) / "train.jsonl"
     path.write_text('{"question": "1 + 1?", "answer": "2"}\n{"question": "2 + 2?", "answer": "4"}\n')
+    return path
+
+
+def _pairs() -> Path:
+    path = Path(tempfile.mkdtemp()) / "pairs.jsonl"
+    path.write_text("".join(f'{{"prompt": "q{k}", "chosen": "a{k}", "rejected": "b{k}"}}\n' for k in range(4)))
+    return path
+
+
+def _chats() -> Path:
+    path = Path(tempfile.mkdtemp()) / "chats.jsonl"
+    path.write_text('{"role": "meta", "prompt": "1 + 1?", "completion": "Add."}\n')
     return path
 
 

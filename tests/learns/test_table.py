@@ -67,6 +67,7 @@ CASES = {
     "rema separate": ("rema", {"max_turns": 1}, PAIR, "joint"),
     "rema shared": ("rema", {"max_turns": 1}, dict.fromkeys(PAIR, "one"), "joint"),
     "rema alternating": ("rema", {"max_turns": 1}, PAIR, {"name": "alternate", "every": 5, "first": "reasoning"}),
+    "rema siblings": ("rema", {"max_turns": 1, "n_solutions": 4}, PAIR, "joint"),
     "rema multi-turn": ("rema", {"max_turns": 2}, PAIR, "joint"),
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -58,6 +59,7 @@ class OpenAIEngine:
                 max_tokens=sampling.max_tokens,
                 seed=seed % 2**31,
                 **({"stop": list(sampling.stop)} if sampling.stop else {}),
+                **({"response_format": _format(sampling.schema)} if sampling.schema is not None else {}),
             )
         except self._error as error:
             raise PlayError(f"policy {policy}: {self.model} at {self._url}: {error}") from error
@@ -83,6 +85,11 @@ class OpenAIEngine:
         if loop not in self._clients:
             self._clients[loop] = self._make()
         return self._clients[loop]
+
+
+def _format(schema: str) -> Any:
+    """What the protocol calls a JSON schema that the answer must fit."""
+    return {"type": "json_schema", "json_schema": {"name": "answer", "strict": True, "schema": json.loads(schema)}}
 
 
 def engine(name: str, *, timeout: float = 120.0, retries: int = 3) -> OpenAIEngine:

@@ -17,8 +17,8 @@ RewardFunction = Callable[[Task, Turn, Episode], "float | Awaitable[float | None
 class Reward:
     """A reward as the recipe asks for it.
 
-    `role`: whose turns are scored (None: the graded turn alone). `to`: who is credited: `team`, `role` (the role of the
-    scored turn) or `turn`.
+    `role`: whose turns are scored (None: the graded turn, and those sampled beside it: same role, same parents). `to`:
+    who is credited: `team`, `role` (the role of the scored turn) or `turn`.
     """
 
     name: str
@@ -55,5 +55,7 @@ async def _score(episode: Episode, rewards: Sequence[Reward]) -> Episode:
 def _turns(episode: Episode, role: str | None) -> list[Turn]:
     if role is not None:
         return [t for t in episode.turns if t.role == role]
-    graded = episode.finish.turn
-    return [t for t in episode.turns if t.id == graded] if graded is not None else list(episode.turns[-1:])
+    graded = next((t for t in episode.turns if t.id == episode.finish.turn), None)
+    if graded is None:
+        return list(episode.turns[-1:])
+    return [t for t in episode.turns if (t.role, t.parents) == (graded.role, graded.parents)]

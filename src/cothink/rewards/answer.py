@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-from typing import Literal
-
+from cothink.rewards._plans import RIGHT, UNFORMATTED, WRONG, Correctness, Leak, answers, mean_correctness, priced
 from cothink.types import FINISHED, Episode, Task, Turn
 from cothink.verify import averify_task, has_answer_format, has_box
 
 
 async def correct(task: Task, turn: Turn, episode: Episode) -> float | None:
-    """1 if the episode's graded text is right, else 0; on the graded turn only."""
-    if episode.finish.turn is not None and turn.id != episode.finish.turn:
-        return None
-    return episode.accuracy
+    """1 if the answer is right, else 0: of the graded text, and of each answer sampled beside the graded one."""
+    return await _grade(task, turn, episode)
 
 
 async def base(
@@ -21,9 +17,9 @@ async def base(
     turn: Turn,
     episode: Episode,
     *,
-    right: float = 1.0,
-    wrong: float = -0.5,
-    unformatted: float = -1.0,
+    right: float = RIGHT,
+    wrong: float = WRONG,
+    unformatted: float = UNFORMATTED,
     strict: bool = True,
 ) -> float | None:
     """ReMA's reward of the answering role: right, wrong with an answer format, or without one.
@@ -43,26 +39,34 @@ async def plan(
     turn: Turn,
     episode: Episode,
     *,
-    leak: Literal["replace", "add", "ignore"] = "replace",
+    leak: Leak = "replace",
     penalty: float = -1.0,
+    correctness: Correctness = "indicator",
     strict: bool = True,
 ) -> float | None:
-    """ReMA's reward of the planning role: the share of right answers among the turns that follow its plan directly.
+    """ReMA's reward of the planning role: the mean correctness of the turns that follow its plan directly.
 
-    A plan that holds an explicit answer format gets `penalty` instead (`replace`), on top (`add`), or not (`ignore`).
+    An answer counts 1 or 0 (`indicator`), or as `base` would score it (`score`). A plan that holds an explicit answer
+    format gets `penalty` instead (`replace`), on top (`add`), or not (`ignore`).
     """
-    answers = [t for t in episode.turns if turn.id in t.parents]
-    if not answers:
+    followed = answers(turn, episode)
+    if not followed:
         return None
-    verdicts = await asyncio.gather(*(averify_task(task, t.text, strict=strict) for t in answers))
-    value = sum(v.verdict == "right" for v in verdicts) / len(verdicts)
-    if leak == "ignore" or not has_box(turn.text):
-        return value
-    return penalty if leak == "replace" else value + penalty
+    value = await mean_correctness(task, followed, correctness, strict)
+    return priced(value, has_box(turn.text), leak, penalty)
 
 
 async def sparse(task: Task, turn: Turn, episode: Episode) -> float | None:
     """ReMA's multi-turn reward, on the graded turn: 1 if the answer is right and the team itself finished, else 0."""
-    if episode.finish.turn is not None and turn.id != episode.finish.turn:
+    grade = await _grade(task, turn, episode)
+    return grade if grade is None or episode.finish.reason == FINISHED else 0.0
+
+
+async def _grade(task: Task, turn: Turn, episode: Episode) -> float | None:
+    """The grade of the graded turn, or of an answer of the same role to the same parents; None for other turns."""
+    graded = next((t for t in episode.turns if t.id == episode.finish.turn), turn)
+    if turn.id == graded.id:
+        return episode.accuracy
+    if (turn.role, turn.parents) != (graded.role, graded.parents):
         return None
-    return episode.accuracy if episode.finish.reason == FINISHED else 0.0
+    return float((await averify_task(task, turn.text)).right)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from cothink.session import Session
 from cothink.team import Job, Played, play, stable_seed
@@ -18,13 +19,19 @@ async def play_tasks(
     episodes_per_task: int,
     seed: object,
     *,
-    temperature: float | None = None,
+    temperature: float | Mapping[str, float] | None = None,
+    engines: Mapping[str, Any] | None = None,
     on_done: Callable[[int], None] | None = None,
 ) -> Played:
-    """Plays every task `episodes_per_task` times and grades each final text; `temperature` overrides every role's."""
-    roles = session.roles
-    if temperature is not None:
-        roles = {n: replace(r, sampling=replace(r.sampling, temperature=temperature)) for n, r in roles.items()}
+    """Plays every task `episodes_per_task` times and grades each final text.
+
+    `temperature` overrides that of every role, or of the roles it names; `engines` stand in for the session's.
+    """
+    given = dict.fromkeys(session.roles, temperature) if not isinstance(temperature, Mapping) else temperature
+    roles = dict(session.roles)
+    for name, heat in given.items():
+        if heat is not None:
+            roles[name] = replace(roles[name], sampling=replace(roles[name].sampling, temperature=heat))
     jobs = [
         Job(task, f"{task.id}#{k}", stable_seed(seed, task.id, k)) for task in tasks for k in range(episodes_per_task)
     ]
@@ -33,7 +40,7 @@ async def play_tasks(
         jobs,
         session.workflow,
         roles,
-        session.engines,
+        session.engines if engines is None else engines,
         concurrency=team.concurrency,
         deadline=team.deadline,
         on_done=on_done,

@@ -1,47 +1,37 @@
-"""The `rl` stage: play, grade, score, filter, credit, estimate, assemble, update; one step after the other."""
+"""The `rl` stage: gather episodes, credit, estimate, assemble, update; one step after the other."""
 
 from __future__ import annotations
 
 import random
 import time
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from cothink import credit
 from cothink.estimators import group_metrics
 from cothink.parts import RL
 from cothink.record import episode_row
-from cothink.rewards import score
 from cothink.samples import samples
 from cothink.session import Session, bound_estimator, bound_loss, bound_rewards, learners, learning_order
 from cothink.stages import metrics
 from cothink.stages.evaluate import measure, sentence
-from cothink.stages.playing import generated, play_tasks, prompted
-from cothink.stages.progress import bar
+from cothink.stages.gather import Gathered, gather
+from cothink.stages.guard import Guard
+from cothink.stages.phases import figures, ready
+from cothink.stages.rows import Progress, grown
 from cothink.team import stable_seed
-from cothink.types import Episode, ScoredTurn, Task
-
-
-@dataclass
-class Progress:
-    """Where an rl stage stands; all of it is saved with every checkpoint."""
-
-    step: int = 0
-    cursor: int = 0
-    tokens: int = 0
-    memory: dict[str, float] = field(default_factory=dict)
+from cothink.types import Episode, ScoredTurn
 
 
 async def rl(session: Session, stage: RL, index: int) -> dict[str, Any]:
-    """Trains the team for `stage.steps` steps and returns the last step's metrics.
+    """Trains the team for `stage.steps` steps, or as far as its budget or phases go; returns the last step's metrics.
 
     Resumes at the step of the run's last checkpoint. An interruption while the team plays (Ctrl-C, an engine that
     fails) leaves a checkpoint of the last finished step; one in the middle of an update leaves none, because its
-    weights are half done.
+    weights are half done. Raises Collapse when the watch stops the run.
     """
-    here = Progress(**_saved(session, index))
+    here = Progress.of(_saved(session, index))
     rewards, estimator = bound_rewards(stage), bound_estimator(stage, here.memory)
     order = learning_order(session.trainable(), session.roles, stage)
     knobs = {name: _knobs(session, stage, name) for name in order}
@@ -49,109 +39,70 @@ async def rl(session: Session, stage: RL, index: int) -> dict[str, Any]:
         if getattr(knobs[name], "needs_reference", False):
             kept = None if session.run is None else session.run.folder / "reference" / f"stage{index:02d}"
             session.policies[name].keep_reference(kept)
+    save = partial(_checkpoint, session, index, here)
+    guard = Guard(session, stage, index, here, order, save)
+    guard.begin()
     last: dict[str, Any] = {}
     while here.step < stage.steps and not _spent(stage, here):
-        started = time.monotonic()
-        learning = learners(order, stage, here.step)
-        mark = here.cursor
+        if stage.schedule.name == "phases" and not await ready(session, stage, index, here, order, save):
+            break
+        if grown(stage, session.tasks[stage.on], here):
+            here.watch.reset()
+        last = await _step(session, stage, index, here, rewards, estimator, order, knobs, save)
         try:
-            batch = await _collect(session, stage, index, here, rewards)
-        except BaseException:
-            here.cursor = mark
-            _checkpoint(session, index, here)
-            raise
-        collected = time.monotonic()
-        last = _learn(session, stage, index, here, batch, estimator, learning, knobs)
-        here.step += 1
-        here.tokens += batch.tokens
-        last |= {
-            "tokens_total": here.tokens,
-            "seconds_collect": round(collected - started, 3),
-            "seconds_learn": round(time.monotonic() - collected, 3),
-        }
-        if stage.evaluate is not None and here.step % stage.evaluate.every == 0:
-            try:
+            if stage.evaluate is not None and here.step % stage.evaluate.every == 0:
                 last |= await _evaluate(session, stage, index, here)
-            except BaseException:
-                _log(session, stage, index, here, last)
-                _checkpoint(session, index, here)
-                raise
+        except BaseException:
+            _log(session, stage, index, here, last | guard.see(last))
+            save()
+            raise
+        last |= guard.see(last)
         _log(session, stage, index, here, last)
+        guard.act()
         if stage.checkpoint_every and here.step % stage.checkpoint_every == 0:
-            _checkpoint(session, index, here)
-    _checkpoint(session, index, here)
+            save()
+    if here.step == 0:
+        session.say(f"stage {index}: token_budget {stage.token_budget} was spent on the filter, before the first step")
+    guard.end()
+    save()
     return last
 
 
-@dataclass
-class Collected:
-    """One step's episodes: those to learn from, and figures of everything that was played."""
-
-    episodes: list[Episode]
-    figures: dict[str, float]
-    tokens: int
-
-
-async def _collect(session: Session, stage: RL, index: int, here: Progress, rewards: Sequence[Any]) -> Collected:
-    """Plays rows until `tasks_per_step` whole groups pass the filter, or `oversample_max` times as many were played."""
-    kept: list[Episode] = []
-    figures: dict[str, float] = {}
-    tokens, groups, played_rows, failures = 0, 0, 0, Counter()
-    if not session.tasks[stage.on]:
-        raise ValueError(f"tasks.{stage.on} is empty: nothing to train on")
-    most = min(
-        max(stage.tasks_per_step, int(stage.oversample_max * stage.tasks_per_step)), len(session.tasks[stage.on])
-    )
-    seen: set[int] = set()
-    while groups < stage.tasks_per_step and played_rows < most:
-        want = min(stage.tasks_per_step if not groups else stage.tasks_per_step - groups, most - played_rows)
-        rows = _next_tasks(session, stage, index, here, want, seen)
-        with bar(session.console, f"step {here.step + 1}/{stage.steps}", len(rows) * stage.episodes_per_task) as show:
-            seed = (session.recipe.seed, "rl", index, here.step, played_rows)
-            played = await play_tasks(session, rows, stage.episodes_per_task, seed, on_done=show)
-        played_rows += len(rows)
-        failures.update(f.kind for f in played.failures)
-        tokens += generated(played.episodes)
-        episodes = await score(played.episodes, rewards)
-        if episodes and not any(e.rewards for e in episodes):
-            names = ", ".join(r.name + (f" (role {r.role})" if r.role else "") for r in rewards)
-            raise ValueError(
-                f"no reward applied to any turn of {len(episodes)} episodes: {names}. answer.correct and answer.sparse "
-                "score the graded turn only: leave `role` out, and write `to: ROLE` to credit one role"
-            )
-        if not figures:  # the first round is the unfiltered, on-policy batch
-            figures = metrics.of_episodes(episodes) | {"prompt_tokens": float(prompted(episodes))}
-            figures |= _reward_figures(episodes)
-        good = _filtered(stage, credit.drop_void(episodes) if stage.void_filter else episodes)
-        groups += len({e.task.id for e in good})
-        kept += good
-        if stage.filter.name == "none":
-            break
-    figures |= {
-        "rows_played": float(played_rows),
-        "rows_kept": float(groups),
-        "share_kept": groups / played_rows if played_rows else 0.0,
-        **{f"failed/{kind}": float(count) for kind, count in failures.items()},
+async def _step(
+    session: Session,
+    stage: RL,
+    index: int,
+    here: Progress,
+    rewards: Sequence[Any],
+    estimator: Any,
+    order: Sequence[str],
+    knobs: Mapping[str, Any],
+    save: Callable[[], Any],
+) -> dict[str, Any]:
+    """One step: gather and learn; returns its metrics."""
+    started = time.monotonic()
+    before = (here.cursor, here.phase.cursor)
+    epoch = here.cursor // max(1, len(session.tasks[stage.on]))
+    learning = learners(order, stage, here.place, epoch, here.phase.number)
+    found = figures(stage, here.phase, len(order)) if stage.schedule.name == "phases" else {}
+    try:
+        batch = await gather(session, stage, index, here, rewards)
+    except BaseException:
+        here.cursor, here.phase.cursor = before
+        save()
+        raise
+    gathered = time.monotonic()
+    found |= _learn(session, stage, index, here, batch, estimator, learning, knobs)
+    if here.bound is not None:
+        found["curriculum/most"] = here.bound
+    here.step += 1
+    here.place += 1
+    here.tokens += batch.tokens
+    return found | {
+        "tokens_total": here.tokens,
+        "seconds_collect": round(gathered - started, 3),
+        "seconds_learn": round(time.monotonic() - gathered, 3),
     }
-    return Collected(kept, figures, tokens)
-
-
-def _filtered(stage: RL, episodes: Sequence[Episode]) -> list[Episode]:
-    """The episodes of the groups that pass; the unshaped accuracy decides, whole groups only."""
-    groups: dict[str, list[Episode]] = {}
-    for e in episodes:
-        groups.setdefault(e.task.id, []).append(e)
-    rule = stage.filter
-    if rule.name == "none":
-        return list(episodes)
-    if rule.name == "spread":
-        totals = {k: [sum(s.value for s in e.rewards) for e in v] for k, v in groups.items()}
-        names = credit.spread_filter(totals, rule.top_p)
-    else:
-        right = {k: [e.accuracy or 0.0 for e in v] for k, v in groups.items()}
-        keep = credit.accuracy_filter if rule.name == "accuracy" else credit.success_filter
-        names = keep(right, rule.low, rule.high)
-    return [e for name in names for e in groups[name]]
 
 
 def _learn(
@@ -159,7 +110,7 @@ def _learn(
     stage: RL,
     index: int,
     here: Progress,
-    batch: Collected,
+    batch: Gathered,
     estimator: Any,
     learning: Sequence[str],
     knobs: Mapping[str, Any],
@@ -183,6 +134,9 @@ def _learn(
         "samples": len(rows),
         "trained_share": sum(s.trained for s in rows if s.policy in learning) / sampled if sampled else 0.0,
     }
+    if scored:
+        spoken = {(e.id, t.id): t.completion.logprobs for e in settled.episodes for t in e.turns}
+        figures |= metrics.of_advantages(scored, advantages, spoken, stage.loss)
     for name in learning:
         mine = [s for s in rows if s.policy == name]
         done = session.policies[name].update(
@@ -204,33 +158,6 @@ def _episode_lines(
         returns.setdefault(t.episode, {})[t.turn] = t.value
     for e in episodes:
         yield episode_row(e, returns.get(e.id), {t.id: advantages.get((e.id, t.id)) for t in e.turns})
-
-
-def _reward_figures(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Mean reward per episode by name, and the mean of their sum."""
-    n = len(episodes)
-    total: Counter[str] = Counter()
-    for e in episodes:
-        for s in e.rewards:
-            total[s.name] += s.value  # type: ignore[assignment]
-    return {"reward": sum(total.values()) / n, **{f"reward/{k}": v / n for k, v in total.items()}} if n else {}
-
-
-def _next_tasks(session: Session, stage: RL, index: int, here: Progress, count: int, seen: set[int]) -> list[Task]:
-    """The next rows of the endless, seeded sequence of epochs that are not in `seen`, the rows of this step so far."""
-    tasks = session.tasks[stage.on]
-    found: list[Task] = []
-    while len(found) < count:
-        epoch, place = divmod(here.cursor, len(tasks))
-        order = list(range(len(tasks)))
-        random.Random(f"{session.recipe.seed}/order/{index}/{epoch}").shuffle(order)
-        while place < len(order) and len(found) < count:
-            if order[place] not in seen:
-                seen.add(order[place])
-                found.append(tasks[order[place]])
-            place += 1
-            here.cursor += 1
-    return found
 
 
 def _knobs(session: Session, stage: RL, policy: str) -> Any:
@@ -295,9 +222,10 @@ def _saved(session: Session, index: int) -> dict[str, Any]:
     return dict(state.get("progress", {})) if state.get("stage") == index else {}
 
 
-def _checkpoint(session: Session, index: int, here: Progress) -> None:
-    if session.run is None or here.step == 0:
+def _checkpoint(session: Session, index: int, here: Progress, name: str | None = None) -> None:
+    """Saves the stage as it stands; before the first step there is nothing to save but what a filter found."""
+    nothing = here.step == 0 and name is None and not here.phase.counts and not here.phase.rates
+    if session.run is None or nothing:
         return
-    progress = {"step": here.step, "cursor": here.cursor, "tokens": here.tokens, "memory": here.memory}
-    trained = {name: session.policies[name] for name in session.policies}
-    session.run.checkpoint(trained, {"stage": index, "step": here.step, "progress": progress})
+    state = {"stage": index, "step": here.step, "progress": here.saved()}
+    session.run.checkpoint(session.policies, state, [g["checkpoint"] for g in here.watch.good], name)

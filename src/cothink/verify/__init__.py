@@ -1,8 +1,9 @@
 """Is this answer right? `verify(kind, gold, text)` says right, wrong, unparsable or error, and never raises.
 
-Kinds: `number` (exact rationals), `letter` (an option), `text` (words), `math` (equivalent expressions), `gym`
-(reasoning-gym's own score) and `auto` (a gold that is a plain number is a `number`, else `math`). What needs no algebra
-is decided here and now; the rest goes to processes that are killed when an item exceeds its time.
+Kinds: `number` (exact rationals), `letter` (an option), `text` (words), `math` (equivalent expressions), `verdict` (the
+better of two answers, `[[A]]` or `[[B]]`), `gym` (reasoning-gym's own score) and `auto` (a gold that is a plain number
+is a `number`, else `math`). What needs no algebra is decided here and now; the rest goes to processes that are killed
+when an item exceeds its time.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from cothink.verify import exact
 from cothink.verify import extract as _extract
 from cothink.verify.exact import Choices
 from cothink.verify.extract import Found, has_answer_format, has_box, last_box
+from cothink.verify.verdict import find_verdict, has_verdict
 
 if TYPE_CHECKING:
     from cothink.verify.pool import Job
@@ -31,17 +33,19 @@ __all__ = [
     "check_golds",
     "compare",
     "extract",
+    "find_verdict",
     "grade",
     "grade_file",
     "has_answer_format",
     "has_box",
+    "has_verdict",
     "kind_of",
     "last_box",
     "verify",
     "verify_task",
 ]
 
-KINDS = ("math", "number", "letter", "text", "gym", "auto")
+KINDS = ("math", "number", "letter", "text", "verdict", "gym", "auto")
 TIMEOUT = 2.0
 """Seconds of wall clock one item may cost, counted from when it starts."""
 GOLD_TIMEOUT = 10.0
@@ -137,6 +141,8 @@ async def averify_task(task: Task, text: str, *, strict: bool = True, timeout: f
 
 def extract(text: str, kind: str = "auto", strict: bool = True, choices: Choices | None = None) -> str | None:
     """The answer that `text` states, in its shortest spelling (`$1,200.` is `1200`, `(d) mall` is `D`), or None."""
+    if kind == "verdict":
+        return find_verdict(text)
     found = _extract.locate(text, strict)
     if found is None:
         return None
@@ -211,6 +217,8 @@ def _grade(
         raise _Unfit(f"unknown kind {kind!r}; write one of {', '.join(KINDS)}")
     if not isinstance(text, str | Found):
         raise _Unfit(f"the text to grade is a {type(text).__name__}; write a string")
+    if kind == "verdict":
+        return _grade_verdict(gold, text)
     found = _extract.locate(text, strict) if isinstance(text, str) else text
     if found is None:
         return Verdict("unparsable", detail=r"no \boxed{} and no 'Final Answer:'" if strict else "the text is empty")
@@ -221,6 +229,15 @@ def _grade(
     if kind == "gym":
         return _grade_gym(gold, found, gym)
     return _grade_number(kind, gold, found)
+
+
+def _grade_verdict(gold: str, text: str | Found) -> Verdict:
+    if gold not in ("A", "B"):
+        raise _Unfit(f"the gold verdict is {gold[:80]!r}; write A or B")
+    said = text.text if isinstance(text, Found) else find_verdict(text)
+    if said not in ("A", "B"):
+        return Verdict("unparsable", detail="not exactly one kind of verdict marker, [[A]] or [[B]]")
+    return Verdict("right" if said == gold else "wrong", answer=said)
 
 
 def _grade_letter(gold: str, found: Found, choices: Choices | None) -> Verdict:

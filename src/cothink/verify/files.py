@@ -84,4 +84,5 @@ def _check(task: Task) -> v.Verdict | pool.Job:
     kind, gold, meta = v.kind_of(task), task.answer, task.meta
     if kind in ("math", "auto") and isinstance(gold, str) and gold.strip() and exact.plain_number(gold) is None:
         return pool.Job("math_verify", worker.maths, (gold.strip(), False, gold.strip()))
-    return v._decide(kind, gold, f"\\boxed{{{gold}}}", True, meta.get("choices"), meta.get("gym"))
+    own = f"[[{gold}]]" if kind == "verdict" else f"\\boxed{{{gold}}}"
+    return v._decide(kind, gold, own, True, meta.get("choices"), meta.get("gym"))

@@ -1,0 +1,105 @@
+"""The first half of an rl step: play rows, grade and score them, and keep the groups that are worth a gradient."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cothink import credit, wiring
+from cothink.parts import RL
+from cothink.resolve import effective, resolve
+from cothink.rewards import score
+from cothink.session import Session
+from cothink.stages import actions, metrics
+from cothink.stages.playing import generated, play_tasks, prompted
+from cothink.stages.progress import bar
+from cothink.stages.rows import Progress, eligible, next_rows
+from cothink.types import Episode
+
+
+@dataclass
+class Gathered:
+    """One step's episodes: those to learn from, and figures of everything that was played."""
+
+    episodes: list[Episode]
+    figures: dict[str, Any]
+    tokens: int
+
+
+async def gather(session: Session, stage: RL, index: int, here: Progress, rewards: Sequence[Any]) -> Gathered:
+    """Plays rows until `tasks_per_step` whole groups pass the filter, or `oversample_max` times as many were played.
+
+    The rows of a phase have passed its filter already: they are all kept.
+    """
+    kept: list[Episode] = []
+    figures: dict[str, Any] = {}
+    tokens, groups, played_rows, failures = 0, 0, 0, Counter()
+    if not session.tasks[stage.on]:
+        raise ValueError(f"tasks.{stage.on} is empty: nothing to train on")
+    once = stage.filter.name == "none" or stage.schedule.name == "phases"
+    there = len(eligible(stage, session.tasks[stage.on], here))
+    most = min(max(stage.tasks_per_step, int(stage.oversample_max * stage.tasks_per_step)), there)
+    seen: set[int] = set()
+    while groups < stage.tasks_per_step and played_rows < most:
+        want = min(stage.tasks_per_step if not groups else stage.tasks_per_step - groups, most - played_rows)
+        rows = next_rows(session, stage, index, here, want, seen)
+        with bar(session.console, f"step {here.step + 1}/{stage.steps}", len(rows) * stage.episodes_per_task) as show:
+            seed = (session.recipe.seed, "rl", index, here.step, played_rows)
+            played = await play_tasks(session, rows, stage.episodes_per_task, seed, on_done=show)
+        played_rows += len(rows)
+        failures.update(f.kind for f in played.failures)
+        tokens += generated(played.episodes)
+        episodes = await score(played.episodes, rewards)
+        _some_reward(episodes, rewards)
+        if not figures:  # the first round is the unfiltered, on-policy batch
+            figures = metrics.of_episodes(episodes, finish_tag(session)) | metrics.of_rewards(episodes)
+            figures["prompt_tokens"] = float(prompted(episodes))
+            figures |= actions.figures(episodes) if actions.written(session.recipe) else {}
+        played_well = credit.drop_void(episodes) if stage.void_filter else episodes
+        good = played_well if once else _filtered(stage, played_well)
+        groups += len({e.task.id for e in good})
+        kept += good
+        if once:
+            break
+    figures |= {
+        "rows_played": float(played_rows),
+        "rows_kept": float(groups),
+        "share_kept": groups / played_rows if played_rows else 0.0,
+        **{f"failed/{kind}": float(count) for kind, count in failures.items()},
+    }
+    return Gathered(kept, figures, tokens)
+
+
+def finish_tag(session: Session) -> str | None:
+    """The text that ends an episode of several rounds; None where the workflow has no such tag."""
+    block = session.recipe.team.workflow
+    if wiring.expected_turns(session.recipe) < 2:
+        return None
+    return effective(resolve("workflow", block.name), block.options).get("finish_tag")
+
+
+def _some_reward(episodes: Sequence[Episode], rewards: Sequence[Any]) -> None:
+    if episodes and not any(e.rewards for e in episodes):
+        names = ", ".join(r.name + (f" (role {r.role})" if r.role else "") for r in rewards)
+        raise ValueError(
+            f"no reward applied to any turn of {len(episodes)} episodes: {names}. answer.correct and answer.sparse "
+            "score the graded turn only: leave `role` out, and write `to: ROLE` to credit one role"
+        )
+
+
+def _filtered(stage: RL, episodes: Sequence[Episode]) -> list[Episode]:
+    """The episodes of the groups that pass; the unshaped accuracy decides, whole groups only."""
+    groups: dict[str, list[Episode]] = {}
+    for e in episodes:
+        groups.setdefault(e.task.id, []).append(e)
+    rule = stage.filter
+    if rule.name == "spread":
+        totals = {k: [sum(s.value for s in e.rewards) for e in v] for k, v in groups.items()}
+        names = credit.spread_filter(totals, rule.top_p)
+    else:
+        right = {k: [e.accuracy or 0.0 for e in v] for k, v in groups.items()}
+        keep = credit.accuracy_filter if rule.name == "accuracy" else credit.success_filter
+        names = keep(right, rule.low, rule.high)
+    return [e for name in names for e in groups[name]]
