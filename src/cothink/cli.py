@@ -189,6 +189,19 @@ def split(
 
 
 @app.command()
+def plot(
+    run: RunFolder,
+    metrics: Annotated[list[str], typer.Argument(metavar="METRIC...", help="Names or patterns: 'action/*/level'.")],
+    out: Annotated[Path, typer.Option(help="The SVG file.")] = Path("plot.svg"),
+) -> None:
+    """Draw metrics of a run over its steps."""
+    from cothink import plots
+
+    out.write_text(plots.of_run(run, metrics), encoding="utf-8")
+    typer.echo(f"wrote {out}")
+
+
+@app.command()
 def env() -> None:
     """Print what a bug report needs: versions and hardware."""
     import os
@@ -214,7 +227,7 @@ def env() -> None:
 def verify(
     gold: Annotated[str | None, typer.Option(help="The right answer.")] = None,
     text: Annotated[str | None, typer.Option(help="The text to grade.")] = None,
-    kind: Annotated[str, typer.Option(help="math, number, letter, text, or auto: number or math.")] = "auto",
+    kind: Annotated[str, typer.Option(help="math, number, letter, text, verdict, or auto: number or math.")] = "auto",
     file: Annotated[Path | None, typer.Option(help="JSON lines {kind, gold, text}.")] = None,
     out: Annotated[Path | None, typer.Option(help="Where the verdicts go, one line for each row.")] = None,
 ) -> None:

@@ -7,16 +7,17 @@ import copy
 import math
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from cothink.attention import causal, flat
 from cothink.batch import Batch, microbatches, minibatches, pad, weights_for
-from cothink.logprobs import is_flat, token_logprobs
+from cothink.logprobs import allowed_tokens, is_flat, token_logprobs
 from cothink.losses import merge
 from cothink.types import Sample
 
@@ -51,7 +52,8 @@ class Policy:
     """One distinct set of weights; serves every role that names it.
 
     `adapter` is None for full weights, else the name of a LoRA adapter on a base model that other policies may share.
-    `mixed` computes in bfloat16 over float32 weights, because small steps round away on bfloat16 weights.
+    `mixed` computes in bfloat16 over float32 weights, because small steps round away on bfloat16 weights. The engine
+    tells what it did: `coarse` if it samples in a lower precision, `grammars` by the JSON schema it sampled under.
     """
 
     name: str
@@ -62,6 +64,8 @@ class Policy:
     mixed: bool = False
     total_steps: int = 0
     version: int = 0
+    coarse: bool = False
+    grammars: dict[str, Any] = field(default_factory=dict)
     _optimizer: torch.optim.Optimizer | None = None
     _scheduler: Any = None
     _reference: Any = None
@@ -106,17 +110,17 @@ class Policy:
         with self.computing():
             return token_logprobs(self.activate(), batch, entropy_in_loss=entropy_in_loss)[:2]
 
-    def reference_logprobs(self, batch: Batch) -> Tensor:
+    def reference_logprobs(self, batch: Batch, allowed: Tensor | None = None) -> Tensor:
         """Log-probs [B, L] under the weights this policy started the stage with."""
         with torch.no_grad(), self.computing():
             if self.adapter is not None:
                 model = self.activate()
                 with model.disable_adapter():
-                    return token_logprobs(model, batch)[0]
+                    return token_logprobs(model, batch, allowed=allowed)[0]
             if self._reference is None:
                 raise TrainingError(f"policy {self.name}: keep_reference() was not called before training")
             with flat(self._reference) if is_flat(self._reference) else contextlib.nullcontext():
-                return token_logprobs(self._reference, batch)[0]
+                return token_logprobs(self._reference, batch, allowed=allowed)[0]
 
     def keep_reference(self, folder: Path | None = None) -> None:
         """Freezes full weights as the KL reference, kept in `folder` for a resumed run; an adapter's is its base."""
@@ -188,6 +192,7 @@ class Policy:
         `parts` is the number of mini-batches that the planned units were dealt to; `check` compares the trainer's
         log-probs with the engine's.
         """
+        mini, masks = self._unforced(mini)
         planned = None if knobs.planned_units is None else knobs.planned_units / parts
         weights = weights_for(
             mini,
@@ -207,11 +212,12 @@ class Policy:
                 p.grad = torch.zeros_like(p) if p.grad is None else p.grad
         for micro in microbatches(needed, knobs.microbatch_tokens, padded=not is_flat(self.model)):
             batch = pad(micro, [weights[place[id(s)]] for s in micro]).to(self.device)
+            allowed = allowed_tokens([masks.get(id(s)) for s in micro], batch)
             if knobs.needs_reference:
-                batch.ref_logprobs = self.reference_logprobs(batch)
+                batch.ref_logprobs = self.reference_logprobs(batch, allowed)
             with self.computing():
                 logprobs, batch.entropy, computed = token_logprobs(
-                    self.model, batch, entropy_in_loss=knobs.entropy_in_loss
+                    self.model, batch, entropy_in_loss=knobs.entropy_in_loss, allowed=allowed
                 )
                 if check:
                     worst, gap, count = self._gap(logprobs.detach(), batch)
@@ -221,12 +227,35 @@ class Policy:
             merge(total, {**stats, "loss": (float(loss.detach()), 0.0), "tokens_computed": (float(computed), 0.0)})
         return total
 
+    def _unforced(self, mini: Sequence[Sample]) -> tuple[list[Sample], dict[int, list[np.ndarray]]]:
+        """Samples without the tokens that a schema forced, and by sample the masks [V] of the tokens that are left.
+
+        A forced token is no choice (specification of JSON actions): it stays as context.
+        """
+        from cothink.grammar import replay
+
+        found, masks = [], {}
+        for s in mini:
+            if s.schema is not None:
+                grammar = self.grammars[s.schema]
+                at = [j for j, t in enumerate(s.turns) if t >= 0]
+                legal = dict(zip(at, replay(grammar, [s.ids[j] for j in at]), strict=True))
+                free = {j for j in at if legal[j].sum() > 1}
+                blank = {
+                    k: tuple(v if j in free or v == w else w for j, v in enumerate(getattr(s, k)))
+                    for k, w in (("turns", -1), ("logprobs", 0.0), ("advantages", 0.0))
+                }
+                s = replace(s, **blank)
+                masks[id(s)] = [legal[j] for j in sorted(free)]
+            found.append(s)
+        return found, masks
+
     def _gap(self, logprobs: Tensor, batch: Batch) -> tuple[float, float, float]:
         """max, sum and count of |log-prob(engine) - log-prob(trainer)| over trained tokens."""
         trained = batch.turns >= 0
         gap = (logprobs - batch.logprobs)[trained].abs()
         worst = float(gap.max()) if gap.numel() else 0.0
-        if worst > ENGINE_GAP and self.model.dtype == torch.float32 and not self.mixed:
+        if worst > ENGINE_GAP and self.model.dtype == torch.float32 and not self.mixed and not self.coarse:
             raise TrainingError(
                 f"policy {self.name}: engine and trainer differ by {worst:.3g} in a log-prob (limit {ENGINE_GAP}). "
                 "Sampling with top_p or top_k, or dropout, does this: switch them off for training"

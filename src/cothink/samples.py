@@ -20,6 +20,7 @@ class _Open:
     advantages: list[float]
     turn_ids: list[str] = field(default_factory=list)
     version: int = 0
+    schema: str | None = None
 
 
 @dataclass(slots=True)
@@ -74,6 +75,12 @@ def _assemble(
         advantage = advantages.get((episode.id, turn.id))
         _append(row, output, -1 if advantage is None else index, turn.completion.logprobs, advantage)
         if advantage is not None:
+            schema = turn.completion.schema
+            if row.turn_ids and schema != row.schema:
+                raise ValueError(
+                    f"role {turn.role}: turns under different schemas in one row; use one for all"
+                )
+            row.schema = schema
             row.turn_ids.append(turn.id)
             row.version = turn.completion.version
             index += 1
@@ -126,4 +133,5 @@ def _close(row: _Open, role: Role, episode: Episode) -> Sample:
         row.version,
         role.sampling.temperature,
         episode.finish.reason,
+        row.schema,
     )

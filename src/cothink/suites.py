@@ -38,7 +38,7 @@ SETS: Mapping[str, Set] = {
     "minerva": _overall("minerva_math"),
     "olympiad": _overall("olympiadbench"),
     "csqa": Set("csqa", {"split": "test"}),
-    "judgebench": Set("judgebench", {"split": "test"}),
+    "judgebench": Set("judgebench", {}),
     "wordsums": Set("wordsums", {"split": "test"}),
 }
 GROUPS: Mapping[str, Sequence[str]] = {
@@ -82,7 +82,7 @@ def _set(name: str, where: str) -> Set:
     if kind == "wordsums" and levels:
         return Set("wordsums", {"split": "test", "levels": [int(levels[1]), int(levels[2] or levels[1])]})
     if kind == "gym" and rest:
-        return Set("gym", {"split": "test", "name": rest})
+        return Set("gym", {"split": "test", "generator": rest})
     if Path(name).suffix.lower() in _ENDINGS:
         return Set("files", {"split": "test", "path": name})
     problem = unknown(where, "suite", name, (*SETS, *GROUPS))

@@ -106,7 +106,7 @@ class Turn:
 class Finish:
     """How an episode ended (`finished`, `max_turns`, `context_exceeded`, `truncated`) and the text that is graded.
 
-    `turn` is the id of the graded turn, or None when the graded text belongs to no single turn (a vote).
+    `turn` is the id of the graded turn, or None when the graded text belongs to no single turn (a judge chose among several).
     """
 
     reason: str
@@ -171,7 +171,8 @@ class Sample:
 
     All sequences have the length of `ids`. `turns[j]` is the 0-based place of the trained turn that token j belongs
     to within its unit (episode, role), -1 where nothing is trained. `logprobs` and `advantages` are 0 there.
-    `unit` is `episode_id/role`: a role whose prompt history broke has several samples in one unit.
+    `unit` is `episode_id/role`: a role whose prompt history broke has several samples in one unit. `schema` limited
+    the one trained turn of the row.
     """
 
     policy: str
@@ -187,6 +188,7 @@ class Sample:
     version: int = 0
     temperature: float = 1.0
     finish: str = FINISHED
+    schema: str | None = None
 
     @property
     def trained(self) -> int:

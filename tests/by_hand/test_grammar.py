@@ -11,7 +11,7 @@ import pytest
 
 from cothink import builtin, models
 from cothink.actions import ACTIONS, SCHEMA, read
-from cothink.engines.grammar import Grammar, replay
+from cothink.grammar import Grammar, replay
 from cothink.types import PlayError
 
 pytest.importorskip("llguidance")

@@ -221,24 +221,24 @@ def test_hub_rows(tmp_path, monkeypatch):
 
 def test_gym_tasks_are_disjoint_reproducible_and_get_no_partial_credit(monkeypatch):
     pytest.importorskip("reasoning_gym")
-    train, test = gym.load(name="chain_sum", size=40), gym.load("test", name="chain_sum", size=40)
+    train, test = gym.load(generator="chain_sum", size=40), gym.load("test", generator="chain_sum", size=40)
     assert len(train) == len(test) == 40 and overlap(train, test) == []
-    assert train == gym.load(name="chain_sum", size=40) != gym.load(name="chain_sum", size=40, seed=1)
+    assert train == gym.load(generator="chain_sum", size=40) != gym.load(generator="chain_sum", size=40, seed=1)
     json.dumps([dict(task.meta) for task in train])
     task = train[0]
     assert verify_task(task, f"\\boxed{{{task.answer}}}").right
     near = verify_task(task, f"\\boxed{{{task.answer} or so}}")
     assert near.verdict == "wrong" and near.detail != "score 1"
     assert verify_task(task, "no box").verdict == "unparsable"
-    few = gym.load(name="leg_counting", size=50, options={"min_animals": 1, "max_animals": 1, "max_instances": 1})
+    few = gym.load(generator="leg_counting", size=50, options={"min_animals": 1, "max_animals": 1, "max_instances": 1})
     assert 0 < len(few) < 50 and "distinct questions for train, 50 were asked" in report(few)
     with pytest.raises(DataError, match="nearest: chain_sum"):
-        gym.load(name="chain_sums")
+        gym.load(generator="chain_sums")
     with pytest.raises(DataError, match="refuses these options"):
-        gym.load(name="chain_sum", options={"nonsense": 1})
+        gym.load(generator="chain_sum", options={"nonsense": 1})
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)
     with pytest.raises(DataError, match=r"pip install 'cothink\[gym\]'"):
-        gym.load(name="chain_sum")
+        gym.load(generator="chain_sum")
 
 
 def test_importing_the_loaders_loads_nothing_heavy():

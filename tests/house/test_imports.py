@@ -9,7 +9,7 @@ from pathlib import Path
 SOURCE = Path(__file__).parents[2] / "src" / "cothink"
 PLAIN = set(sys.stdlib_module_names)
 # parts of the local engine, which imports them inside its functions
-INSIDE = {"arena", "continuous", "growing", "plain", "precision", "prefixes", "requests", "sampler"}
+INSIDE = {"adapters", "arena", "continuous", "growing", "plain", "precision", "prefixes", "requests", "sampler"}
 PURE = {"credit", "estimators", "samples", "team", "record", "stats", "watch", "signals", "chat", "presets"}
 
 # room -> cothink rooms it may import when the module loads or runs (typing-only imports do not count)
@@ -32,8 +32,9 @@ ROOMS = {
     "batch": {"types", "losses"},
     "attention": {"batch"},
     "logprobs": {"batch", "attention"},
-    "engines": {"types", "chat", "engines", "attention", "batch"},
-    "policy": {"types", "batch", "losses", "attention", "logprobs"},
+    "engines": {"types", "chat", "engines", "attention", "batch", "grammar"},
+    "grammar": {"types"},
+    "policy": {"types", "batch", "losses", "attention", "logprobs", "grammar"},
 }
 # outside libraries a room may import at all; rooms not listed here are free
 LIBRARIES = {

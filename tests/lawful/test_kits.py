@@ -25,7 +25,7 @@ OPTIONS = {
     "wordsums": {"count": 50},
     "wordpairs": {"count": 50},
     "math": {"split": "minimal"},
-    "gym": {"name": "basic_arithmetic", "size": 20},
+    "gym": {"generator": "basic_arithmetic", "size": 20},
 }
 # Same law, another setting: what the defaults do not reach.
 MORE = [

@@ -159,3 +159,9 @@ def length_mask(lengths: np.ndarray, dtype: torch.dtype, device: torch.device) -
     real = torch.from_numpy(np.arange(size) < lengths[:, None]).to(device)
     zero = torch.zeros(real.shape, dtype=dtype, device=device)
     return zero.masked_fill_(~real, float("-inf"))[:, None, None]
+
+
+def moves(gone: Sequence[int], size: int, before: int) -> list[tuple[int, int]]:
+    """(from, to) moves that fill the holes below `size` with what stands above it."""
+    out = set(gone)
+    return list(zip([k for k in range(size, before) if k not in out], sorted(k for k in out if k < size), strict=True))

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from cothink.attention import bucket, by_size, causal, flat, head, hidden, states
 from cothink.batch import common
-from cothink.engines.arena import Shelf, Step, length_mask
+from cothink.engines.adapters import each_its_own
+from cothink.engines.arena import Shelf, Step, length_mask, moves
 from cothink.engines.precision import stored
 from cothink.engines.prefixes import Prefixes
 from cothink.engines.requests import Answer, Counters, Request
@@ -120,8 +121,13 @@ class Continuous:
         return self._sample(logits, how, owner)
 
     def _sample(self, logits: Tensor, how: Sequence[Sampling], owner: np.ndarray) -> list[Request]:
+        allowed = {}
+        for k, (request, place) in enumerate(self._rows):
+            if request.grammar is not None and int(owner[k]) not in allowed:
+                mask = request.answers[place].matcher.allowed()
+                allowed[int(owner[k])] = torch.from_numpy(mask).to(self._device)
         dice = torch.tensor([d[n] for d, n in zip(self._dice, self._said, strict=True)], dtype=torch.float64)
-        tokens, logprobs = draw(logits, how, torch.from_numpy(owner).to(self._device), dice.to(self._device))
+        tokens, logprobs = draw(logits, how, torch.from_numpy(owner).to(self._device), dice.to(self._device), allowed)
         self._last = tokens.cpu().numpy()
         self._said += 1
         self._counters.generated += len(self._rows)
@@ -129,6 +135,8 @@ class Continuous:
             answer = request.answers[place]
             answer.ids.append(token)
             answer.logprobs.append(logprob)
+            if request.grammar is not None:
+                answer.matcher.advance(token)
         ended = [k for k in np.flatnonzero(self._ended()).tolist() if self._ends(k)]
         done = []
         for k in ended:
@@ -218,7 +226,8 @@ class Continuous:
             young = list(range(max(1, len(self._rows) * 3 // 4), len(self._rows)))
             for k in young:
                 request, place = self._rows[k]
-                request.answers[place] = Answer()
+                fresh = None if request.grammar is None else request.grammar.matcher()
+                request.answers[place] = Answer(matcher=fresh)
                 self._waiting.appendleft((request, [place]))
             self._counters.restarted += len(young)
             self._leave(young, keep=False)
@@ -327,9 +336,9 @@ class Continuous:
             for k in rows:
                 self._remember(k)
         size = len(self._rows) - len(rows)
-        moves = _moves(rows, size, len(self._rows))
-        self._answers.move(moves, int(self._said.max()))
-        for source, target in moves:
+        filling = moves(rows, size, len(self._rows))
+        self._answers.move(filling, int(self._said.max()))
+        for source, target in filling:
             self._rows[target], self._dice[target] = self._rows[source], self._dice[source]
             for column in (self._group, self._said, self._last):
                 column[target] = column[source]
@@ -338,9 +347,9 @@ class Continuous:
         used = set(self._group.tolist())
         empty = [g for g in range(len(self._groups)) if g not in used]
         left = len(self._groups) - len(empty)
-        moves = _moves(empty, left, len(self._groups))
-        self._prompts.move(moves, max((len(q.prompt) for q in self._groups), default=0))
-        for source, target in moves:
+        filling = moves(empty, left, len(self._groups))
+        self._prompts.move(filling, max((len(q.prompt) for q in self._groups), default=0))
+        for source, target in filling:
             self._groups[target] = self._groups[source]
             self._group[self._group == source] = target
         del self._groups[left:]
@@ -394,29 +403,5 @@ class Continuous:
                 self._model.set_adapter(adapter)
             yield
         else:
-            yield from _mixed(self._model, [adapters[name] for name in names])
-
-
-def _mixed(model: Any, names: list[str]) -> Iterator[None]:
-    """Tells every adapted layer which adapter each row of the batch uses."""
-    from peft.tuners.tuners_utils import BaseTunerLayer
-
-    def tell(module: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        return args, kwargs | {"adapter_names": names}
-
-    hooks = [
-        module.register_forward_pre_hook(tell, with_kwargs=True)
-        for module in model.modules()
-        if isinstance(module, BaseTunerLayer) and isinstance(module, torch.nn.Module)
-    ]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-def _moves(gone: Sequence[int], size: int, before: int) -> list[tuple[int, int]]:
-    """(from, to) moves that fill the holes below `size` with what stands above it."""
-    out = set(gone)
-    return list(zip([k for k in range(size, before) if k not in out], sorted(k for k in out if k < size), strict=True))
+            with each_its_own(self._model, [adapters[name] for name in names]):
+                yield

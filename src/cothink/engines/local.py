@@ -39,6 +39,7 @@ class LocalEngine:
         for together in by_model.values():
             made = _sampler(together, max_rows, dtype, cache_gib, len(by_model), self.counters)
             self._samplers |= dict.fromkeys(together, made)
+        self._grammars: dict[tuple[str, str], Any] = {}
         self._worker: asyncio.Task | None = None
         self._arrived = 0
 
@@ -71,7 +72,17 @@ class LocalEngine:
         future = loop.create_future()
         answers = [Answer() for _ in range(n)]
         self._samplers[policy].submit(
-            Request(policy, prompt_ids, sampling, seed, room, answers, self._stops[policy], future)
+            Request(
+                policy,
+                prompt_ids,
+                sampling,
+                seed,
+                room,
+                answers,
+                self._stops[policy],
+                self._grammar(policy, sampling.schema),
+                future,
+            )
         )
         self._arrived += 1
         if self._worker is None or self._worker.done():
@@ -84,8 +95,22 @@ class LocalEngine:
             if text is None or text.endswith(codec.stop_strings):  # the layout's own stop is no text
                 text = codec.decode(tuple(answer.ids))
             ids, logprobs = tuple(answer.ids), tuple(answer.logprobs)
-            done.append(Completion(text, prompt_ids, ids, logprobs, answer.reason, version))  # type: ignore[arg-type]
+            done.append(Completion(text, prompt_ids, ids, logprobs, answer.reason, version, schema=sampling.schema))  # type: ignore[arg-type]
         return done
+
+    def _grammar(self, policy: str, schema: str | None) -> Any:
+        """What a JSON schema allows, over the tokens of a policy; made once."""
+        if schema is None:
+            return None
+        if (policy, schema) not in self._grammars:
+            from cothink.attention import head
+            from cothink.grammar import Grammar
+
+            owner = self.policies[policy]
+            width = head(owner.model).weight.shape[0]
+            made = Grammar(owner.tokenizer, schema, size=width, stop_ids=self._codecs[policy].stop_ids)
+            self._grammars[policy, schema] = owner.grammars[schema] = made
+        return self._grammars[policy, schema]
 
     async def _drain(self) -> None:
         samplers = list(dict.fromkeys(self._samplers.values()))
@@ -133,6 +158,8 @@ def _sampler(
         return Plain(policies, max_rows=max_rows, counters=counters)
     own = torch.bfloat16 if owner.mixed else model.dtype
     chosen = own if dtype == "own" else precision.fastest(model) if dtype == "auto" else getattr(torch, dtype)
+    for policy in policies.values():
+        policy.coarse = chosen.itemsize < model.dtype.itemsize
     tokens = precision.cache_tokens(model, chosen, cache_gib, CACHE_GIB / shares)
     return Continuous(model, policies, max_rows=max_rows, cache_tokens=tokens, dtype=chosen, counters=counters)
 

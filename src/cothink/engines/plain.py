@@ -81,7 +81,12 @@ def sample(model: Any, rows: Sequence[tuple[Request, int]]) -> int:
         while True:
             numbers = torch.tensor([d[min(step, len(d) - 1)] for d in dice], dtype=torch.float64, device=device)
             how = [(seat or rows[0])[0].sampling for seat in seats]
-            tokens, logprobs = draw(logits, how, torch.arange(len(seats), device=device), numbers)
+            allowed = {
+                k: torch.from_numpy(seat[0].answers[seat[1]].matcher.allowed()).to(device)
+                for k, seat in enumerate(seats)
+                if seat is not None and seat[0].grammar is not None
+            }
+            tokens, logprobs = draw(logits, how, torch.arange(len(seats), device=device), numbers, allowed)
             for k, (token, logprob) in enumerate(zip(tokens.tolist(), logprobs.tolist(), strict=True)):
                 seat = seats[k]
                 if seat is not None and _say(*seat, token, logprob):
@@ -111,6 +116,8 @@ def _say(request: Request, place: int, token: int, logprob: float) -> bool:
     answer, stops = request.answers[place], request.stops
     answer.ids.append(token)
     answer.logprobs.append(logprob)
+    if request.grammar is not None:
+        answer.matcher.advance(token)
     if token in stops.ids:
         answer.reason = "stop"
         return True

@@ -21,6 +21,7 @@ class Answer:
     logprobs: list[float] = field(default_factory=list)
     text: str | None = None
     reason: str = "length"
+    matcher: Any = None
 
 
 @dataclass(eq=False)
@@ -34,11 +35,15 @@ class Request:
     limit: int
     answers: list[Answer]
     stops: Stops
+    grammar: Any = None
     future: asyncio.Future[None] | None = None
     left: int = 0
 
     def __post_init__(self) -> None:
         self.left = len(self.answers)
+        if self.grammar is not None:
+            for answer in self.answers:
+                answer.matcher = self.grammar.matcher()
 
     def dice(self, place: int) -> np.ndarray:
         """The random numbers [limit] of one answer: its own stream, whatever runs beside it."""

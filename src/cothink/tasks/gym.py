@@ -15,12 +15,12 @@ _SPLIT_SEED = {"train": 0, "test": 1_000_000_000}
 def load(
     split: str = "train",
     *,
-    name: str,
+    generator: str,
     size: int = 500,
     seed: int = 0,
     options: dict[str, Any] | None = None,
 ) -> Loaded:
-    """`size` distinct Tasks of the generator `name` (`leg_counting`, `countdown`, ...), with its own `options`.
+    """`size` distinct Tasks of `generator` (`leg_counting`, `countdown`, ...), with its own `options`.
 
     Train and test never share a question, whatever their sizes and seeds: they draw from different seeds, and the
     digest of a question decides which of the two may keep it. A generator with few questions gives fewer Tasks and says
@@ -29,7 +29,7 @@ def load(
     if split not in _SPLIT_SEED:
         raise DataError(f"gym has no split {split!r}; write train or test")
     recipe = {**(options or {}), "seed": seed + _SPLIT_SEED[split], "size": 4 * size + 100}
-    dataset = _dataset(name, recipe)
+    dataset = _dataset(generator, recipe)
     tasks: list[Task] = []
     skipped: list[Skip] = []
     seen: set[str] = set()
@@ -43,14 +43,14 @@ def load(
         if not isinstance(answer, str) or not answer.strip():
             skipped.append(Skip(index, f"gold is {'empty' if isinstance(answer, str) else type(answer).__name__}"))
             continue
-        meta = {"kind": "gym", "gym": {"name": name, "options": recipe, "index": index}}
-        tasks.append(Task(f"gym/{name}/{split}/{seed}/{index}", str(entry["question"]), answer, meta))
+        meta = {"kind": "gym", "gym": {"name": generator, "options": recipe, "index": index}}
+        tasks.append(Task(f"gym/{generator}/{split}/{seed}/{index}", str(entry["question"]), answer, meta))
         if len(tasks) == size:
             break
     if not tasks:
-        raise DataError(f"reasoning-gym's {name} gave no usable question for {split}; write other options: or a seed:")
+        raise DataError(f"reasoning-gym's {generator} gave no usable question for {split}; write other options: or a seed:")
     short = len(tasks) < size
-    notes = [f"{name} has only {len(tasks):,} distinct questions for {split}, {size:,} were asked"] if short else []
+    notes = [f"{generator} has only {len(tasks):,} distinct questions for {split}, {size:,} were asked"] if short else []
     return Loaded(tasks, index + 1, skipped, notes)
 
 
