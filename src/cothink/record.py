@@ -87,6 +87,8 @@ class Run:
                 )
             self._resume()
         else:
+            if (folder / "state.json").exists():
+                raise RunError(f"{folder} holds a checkpoint and no recipe.yaml: delete it, or name another with --out")
             folder.mkdir(parents=True, exist_ok=True)
             self._write_manifest(seed)
             write_atomic(known, recipe_text)

@@ -77,9 +77,7 @@ def _assemble(
         if advantage is not None:
             schema = turn.completion.schema
             if row.turn_ids and schema != row.schema:
-                raise ValueError(
-                    f"role {turn.role}: turns under different schemas in one row; use one for all"
-                )
+                raise ValueError(f"role {turn.role}: turns under different schemas in one row; use one for all")
             row.schema = schema
             row.turn_ids.append(turn.id)
             row.version = turn.completion.version

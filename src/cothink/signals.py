@@ -43,7 +43,7 @@ SIGNALS: tuple[Signal, ...] = (
     Signal("test_drop", "test/accuracy", "best", 0.85, 0.70, 2, below=True),
     Signal("flat_groups", "reward_std", "start", 0.25, 0.10, 10, below=True, falling=True),
     Signal("no_success", "test/accuracy", "level", None, 0.01, 5, below=True),
-    Signal("few_groups", "share_kept", "level", 0.30, 1e-9, 5, below=True, back=False),
+    Signal("few_groups", "share_kept", "level", 0.30, 0.0, 5, below=True, back=False),
     Signal("gradient", "{policy}/gradient_norm", "median", 5.0, 10.0, 3),
     Signal("fewer_rounds", "rounds", "start", 0.6, None, below=True, falling=True),
     Signal("one_round", "one_round", "level", None, 0.8),
@@ -274,4 +274,4 @@ def _fall(start: float, series: Sequence[float], rate: float = 0.1) -> list[floa
 
 
 def _beyond(value: float | None, limit: float, below: bool) -> bool:
-    return value is not None and (value < limit if below else value > limit)
+    return value is not None and (value <= limit if below else value > limit)

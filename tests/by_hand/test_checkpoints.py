@@ -61,3 +61,11 @@ def test_a_stopped_run_says_why_it_is_not_resumed(tmp_path):
     assert json.loads((tmp_path / "run" / "stopped.json").read_text())["step"] == 7
     (tmp_path / "run" / "stopped.json").unlink()
     Run(tmp_path / "run", "name: x\n", 0).close()
+
+
+def test_a_folder_with_a_checkpoint_and_no_recipe_is_refused(tmp_path):
+    run = Run(tmp_path / "run", "name: x\n", 0)
+    run.checkpoint({"p": Weights()}, state(1))
+    (run.folder / "recipe.yaml").unlink()
+    with pytest.raises(RunError, match=r"holds a checkpoint and no recipe\.yaml"):
+        Run(run.folder, "name: x\n", 0)

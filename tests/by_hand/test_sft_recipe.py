@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
 from cothink import preview, source
 from cothink.conversations import Conversation, Conversations, chat
 from cothink.engines.scripted import engine as scripted
+from cothink.parts import SFT
 from cothink.recipe import Recipe
 from cothink.resolve import RecipeError
 from cothink.session import Session
 from cothink.stages import sft as stage_of
 from cothink.types import Sample
 
+RECIPES = Path(__file__).parents[2] / "recipes"
 BASE = {
     "name": "t",
     "team": {
@@ -176,3 +179,20 @@ def test_trl_that_is_not_installed_is_named(monkeypatch):
     session, _ = prepared(monkeypatch, Conversations([]), _Policy())
     with pytest.raises(RuntimeError, match=r"pip install 'cothink\[trl\]'"):
         asyncio.run(stage_of.sft(session, session.recipe.stages[0], 0))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["stages.0.roles=[meta]"],
+        ["stages.0.roles=[reasoning]"],
+        ["stages.0.data.drop=[leak, unboxed]"],
+        ["policies.main.model=Qwen/Qwen2.5-32B", "stages.0.learning_rate=5e-6"],
+        ["team.roles.reasoning.policy=reasoning", "policies.reasoning={model: Qwen/Qwen2.5-7B, dtype: bfloat16}"],
+    ],
+)
+def test_the_papers_cold_starts_load(overrides):
+    """rema §7 row 43 (R6): meta only, reasoning only, joint, other sizes, two models."""
+    recipe = Recipe.load(RECIPES / "rema-coldstart-paper.yaml", overrides)
+    stage = recipe.stages[0]
+    assert isinstance(stage, SFT) and (stage.epochs, stage.packing, stage.rows_per_step) == (3, True, 8)

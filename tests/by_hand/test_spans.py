@@ -145,7 +145,7 @@ def test_a_server_that_fails_ends_the_split_and_keeps_what_came(source, tmp_path
         return teacher(call)
 
     mended: list = []
-    with pytest.raises(splitter.SplitError, match=r"connection lost\. 5 of 6 answers are kept: the same command goes on"):
+    with pytest.raises(splitter.SplitError, match=r"connection lost\. 5 of 6 answers are kept: the same command"):
         run(source, tmp_path / "out", scripted(script), concurrency=1)
     mended.append(True)
     engine = scripted(script)

@@ -194,7 +194,7 @@ def test_killed_and_resumed_is_uninterrupted(tiny_folder, data, tmp_path, monkey
         assert gap(weights(tmp_path / "whole", name), weights(tmp_path / "cut", name)) == 0
     lines = [[{k: v for k, v in line.items() if k != "time"} for line in lines] for lines in (whole, resumed)]
     assert lines[0] == lines[1]
-    assert not (tmp_path / "cut" / "trainer").exists() or not any((tmp_path / "cut" / "trainer").iterdir())
+    assert not (tmp_path / "cut" / "trainer").exists()
 
 
 def test_an_interruption_leaves_the_trainers_place(tiny_folder, data, tmp_path, monkeypatch):

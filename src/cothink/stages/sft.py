@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import math
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -195,9 +196,9 @@ async def _learn(
             place = {"stage": index, "step": sum(done.values()), "progress": {"done": done}}
             session.run.checkpoint(session.policies, place)
     for role in lesson.watched:
-        words = "held-out" if stage.held_out else "its own"
+        words = "held-out" if stage.held_out else "learned"
         change = f"{before[f'{role}/nll_before']:.4f} -> {after[f'{role}/nll']:.4f}"
-        session.say(f"{role}: loss {change} on {len(lesson.watched[role])} {words} rows, {steps:,} steps")
+        session.say(f"{role}: loss {change} on {len(lesson.watched[role])} {words} rows after {steps:,} steps")
     return {**before, **after}
 
 
@@ -252,20 +253,18 @@ def _train(
         return trainer.state.global_step
 
 
-class _folder:
-    """The trainer's own folder: kept when training stops early, removed when the policy is done."""
-
-    def __init__(self, session: Session, index: int, name: str):
-        run = session.run
-        self.place = None if run is None else run.folder / "trainer" / f"stage{index:02d}-{name}"
-
-    def __enter__(self) -> Path:
-        self.path = Path(tempfile.mkdtemp()) if self.place is None else self.place
-        return self.path
-
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        if kind is None or self.place is None:
-            shutil.rmtree(self.path, ignore_errors=True)
+@contextlib.contextmanager
+def _folder(session: Session, index: int, name: str) -> Iterator[Path]:
+    """The trainer's own folder: kept in the run when training stops early, removed when the policy is done."""
+    if session.run is None:
+        with tempfile.TemporaryDirectory() as place:
+            yield Path(place)
+        return
+    place = session.run.folder / "trainer" / f"stage{index:02d}-{name}"
+    yield place
+    shutil.rmtree(place, ignore_errors=True)
+    if place.parent.is_dir() and not any(place.parent.iterdir()):
+        place.parent.rmdir()
 
 
 def _export(file: Path, lesson: Lesson) -> None:

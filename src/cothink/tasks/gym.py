@@ -48,9 +48,13 @@ def load(
         if len(tasks) == size:
             break
     if not tasks:
-        raise DataError(f"reasoning-gym's {generator} gave no usable question for {split}; write other options: or a seed:")
+        raise DataError(
+            f"reasoning-gym's {generator} gave no usable question for {split}; write other options: or a seed:"
+        )
     short = len(tasks) < size
-    notes = [f"{generator} has only {len(tasks):,} distinct questions for {split}, {size:,} were asked"] if short else []
+    notes = (
+        [f"{generator} has only {len(tasks):,} distinct questions for {split}, {size:,} were asked"] if short else []
+    )
     return Loaded(tasks, index + 1, skipped, notes)
 
 
