@@ -191,7 +191,7 @@ class TemplateCodec:
         return text[: self._stop_at(text)]
 
     def reply(self, text: str) -> tuple[int, ...]:
-        """The ids a role should sample to say `text`, with the token that ends a turn (the template's own, else eos)."""
+        """The ids a role should sample to say `text`, and the token that ends a turn (the template's own, else eos)."""
         lead = "" if text[:1].isspace() else self._lead
         end = cast("dict[str, int]", self.tokenizer.added_tokens_encoder).get(self._end, self.tokenizer.eos_token_id)
         return (*self._plain_ids(lead + text, first=False), *(() if end is None else (cast(int, end),)))

@@ -113,7 +113,7 @@ async def split(
         await asyncio.gather(*(worker() for _ in range(concurrency)))
     if failures:
         raise SplitError(
-            f"{str(failures[0]).rstrip('.')}. {done:,} of {len(work):,} answers are kept: the same command goes on there"
+            f"{str(failures[0]).rstrip('.')}. {done:,} of {len(work):,} answers are kept: the same command goes on"
         )
     return _write(work, known, out)
 

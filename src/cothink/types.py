@@ -106,7 +106,8 @@ class Turn:
 class Finish:
     """How an episode ended (`finished`, `max_turns`, `context_exceeded`, `truncated`) and the text that is graded.
 
-    `turn` is the id of the graded turn, or None when the graded text belongs to no single turn (a judge chose among several).
+    `turn` is the id of the graded turn, or None when the graded text belongs to no single turn (a judge chose among
+    several).
     """
 
     reason: str

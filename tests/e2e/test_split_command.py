@@ -74,7 +74,7 @@ def test_split_resumes_reports_and_feeds_an_sft_stage(url, tmp_path, capsys, mon
     Teacher.broken_at = 2
     monkeypatch.setattr("openai._base_client.BaseClient._calculate_retry_timeout", lambda *a, **k: 0.0)
     assert call(*command) == 1
-    assert "2 of 5 answers are kept: the same command goes on there" in capsys.readouterr().err
+    assert "2 of 5 answers are kept: the same command goes on" in capsys.readouterr().err
     Teacher.broken_at = None
     assert call(*command) == 0
     assert Teacher.seen == [text.strip() for text in texts]  # each once
