@@ -7,6 +7,8 @@ import asyncio
 import pytest
 import torch
 
+from cothink.attention import states
+from cothink.engines import precision
 from cothink.engines.local import engine as local_engine
 from cothink.engines.prefixes import Prefixes
 from cothink.engines.sampler import draw
@@ -201,3 +203,21 @@ def test_draw_follows_the_distribution_in_blocks():
     assert cold.tolist() == [599] and logp.tolist() == [0.0]
     topped, logp = draw(logits, [Sampling(top_k=2)], torch.zeros(1, dtype=torch.long), dice[:1])
     assert topped.tolist() == [300] and logp.exp().item() == pytest.approx(2 / 7)
+
+
+@pytest.mark.parametrize(("margin", "want"), [(1e-9, torch.bfloat16), (1e9, torch.float32)])
+def test_auto_takes_the_precision_that_is_faster_here(tiny_folder, monkeypatch, margin, want):
+    monkeypatch.setattr(precision, "MARGIN", margin)
+    policy = policies(tiny_folder, a={})["a"]
+    engine = local_engine({"a": policy}, dtype="auto")
+    assert engine._samplers["a"]._model.dtype == want
+    assert policy.coarse == (want == torch.bfloat16)
+
+
+def test_the_memory_of_keys_and_values_is_counted_in_tokens(tiny_folder):
+    """2 layers x keys and values x 2 heads x 8 numbers x 4 bytes = 256 bytes a token, also under bfloat16."""
+    model = policies(tiny_folder, a={})["a"].model
+    assert states(model) == (2, 2, 8)
+    assert precision.cache_tokens(model, torch.float32, 256 * 1000 / 2**30, 4.0) == 1000
+    assert precision.cache_tokens(model, torch.bfloat16, 256 * 1000 / 2**30, 4.0) == 1000
+    assert precision.cache_tokens(model, torch.float32, None, 1e-3) == 2**30 // 1000 // 256
