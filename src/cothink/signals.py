@@ -23,7 +23,7 @@ class Signal:
 
     `{role}` and `{policy}` in the key stand for each of them. `stop` holds after `patience` values in a row, `warn`
     after `warn_patience`. `back`: a warning asks to go back; without it, it is only said. `falling`: what learning does
-    as well (surer, shorter, flatter), so it is only said unless the reward falls.
+    as well (surer, shorter, flatter, or bolder), so it is only said unless the reward falls.
     """
 
     name: str
@@ -54,7 +54,7 @@ SIGNALS: tuple[Signal, ...] = (
     Signal("void", "{role}/void", "rise", 0.05, 0.20),
     Signal("shorter", "{role}/tokens_per_turn", "start", 0.5, 0.2, below=True, falling=True),
     Signal("entropy_low", "{role}/sampled_entropy", "start", 0.3, 0.05, below=True, falling=True),
-    Signal("entropy_high", "{role}/sampled_entropy", "start", 2.0, 4.0),
+    Signal("entropy_high", "{role}/sampled_entropy", "start", 2.0, 4.0, falling=True),
     Signal("update_kl", "{policy}/kl_update", "level", None, 0.1),
     Signal("reference_kl", "{policy}/kl_ref_k3", "level", 0.1, 1.0, falling=True),
     Signal("clipped", "{policy}/clip_fraction", "level", 0.2, 0.5, back=False),
@@ -209,9 +209,7 @@ class Watch:
 
 def _milder(signal: Signal, finding: Finding, falling: bool) -> Finding:
     """The finding as it counts while the reward does not fall."""
-    if falling or not (signal.falling or (signal.name == "entropy_high" and finding.level == "stop")):
-        return finding
-    return replace(finding, level="warn", back=not signal.falling)
+    return replace(finding, level="warn", back=False) if signal.falling and not falling else finding
 
 
 def is_falling(memory: Memory, share: float = 0.05) -> bool:

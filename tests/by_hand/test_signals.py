@@ -52,7 +52,7 @@ def turning(at=30, steps=80, **changed):
         ("void", {"meta/void": 0.3}, None, 30),
         ("shorter", {"meta/tokens_per_turn": 7.0, "reward": 0.1}, None, 30),
         ("entropy_low", {"meta/sampled_entropy": 0.2, "reward": 0.1}, 30, None),
-        ("entropy_high", {"meta/sampled_entropy": 2.5}, 30, None),
+        ("entropy_high", {"meta/sampled_entropy": 2.5, "reward": 0.1}, 30, None),
         ("update_kl", {"main/kl_update": 0.2}, None, 30),
         ("reference_kl", {"main/kl_ref_k3": 0.5, "reward": 0.1}, 30, None),
         ("clipped", {"main/clip_fraction": 0.3}, 30, None),
@@ -110,8 +110,8 @@ def test_fatal_only_together_or_where_it_applies():
 @pytest.mark.parametrize(
     "changed",
     [
-        {"meta/sampled_entropy": 0.01}, {"reward_std": 0.01}, {"meta/tokens_per_turn": 5.0}, {"rounds": 1.0},
-        {"main/kl_ref_k3": 2.0},
+        {"meta/sampled_entropy": 0.01}, {"meta/sampled_entropy": 5.0}, {"meta/tokens_per_turn": 5.0},
+        {"reward_std": 0.01}, {"rounds": 1.0}, {"main/kl_ref_k3": 2.0},
     ],
 )  # fmt: skip
 def test_what_learning_does_too_is_only_said_while_the_reward_holds(changed):
