@@ -135,16 +135,17 @@ def _inspect_tasks(session: Any, folder: Path | None) -> None:
 
 
 def _compare(session: Any, results: Mapping[str, Any]) -> None:
-    """Says how the last evaluation differs from the first one on the same tasks."""
+    """Says how the last evaluation of each data set differs from the first one on the same tasks."""
     from cothink.stages.evaluate import difference, points
 
-    if not results:
-        return
-    labels = [*results]
-    first, last = labels[0], labels[-1]
-    before, after = results[first], results[last]
-    if first != last and before["per_task"] and before["per_task"].keys() == after["per_task"].keys():
-        session.say(f"{last} - {first}: {points(difference(after, before))} (paired, 95 %)")
+    by_set: dict[Any, list[str]] = {}
+    for label, values in results.items():
+        # Equal names of tasks do not make them equal: `on` says which data set they are from.
+        by_set.setdefault(str(values.get("on")), []).append(label)
+    for first, *_, last in (labels for labels in by_set.values() if len(labels) > 1):
+        before, after = results[first], results[last]
+        if before["per_task"] and before["per_task"].keys() == after["per_task"].keys():
+            session.say(f"{last} - {first}: {points(difference(after, before))} (paired, 95 %)")
 
 
 class LoadedTeam:

@@ -251,6 +251,8 @@ def verify(
 
 def main(arguments: list[str] | None = None) -> None:
     """The console script: runs a command and turns what went wrong into an exit code."""
+    # A script's background jobs begin with SIGINT ignored, and with it everything below would be.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     # A scheduler's "stop now" ends a run as Ctrl-C does: with a checkpoint of the last finished step.
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     # Libraries that warn one another about their own future say nothing to the person who runs a recipe.

@@ -273,6 +273,17 @@ class Policy:
             )
         return self._optimizer
 
+    def forget_optimizer(self) -> None:
+        """Drops the optimiser; the next step, or a checkpoint that holds one, makes a fresh one."""
+        self._optimizer = self._scheduler = None
+
+    def scale_rate(self, factor: float) -> None:
+        """Multiplies the learning rate from now on; checkpoints keep it."""
+        for group in self._ready().param_groups:
+            group["lr"] *= factor
+            group["initial_lr"] *= factor
+        self._scheduler.base_lrs = [known * factor for known in self._scheduler.base_lrs]
+
     def save(self, folder: Path) -> None:
         """Writes `folder/NAME` with `save_pretrained` (a model, or a PEFT adapter) and the tokenizer."""
         place = folder / self.name

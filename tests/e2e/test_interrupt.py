@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 
 import pytest
 import yaml
@@ -15,8 +16,10 @@ import yaml
 import cothink
 
 
+# A script's background jobs start with SIGINT ignored; a run among them must stop all the same.
+@pytest.mark.parametrize("start", [signal.SIG_DFL, signal.SIG_IGN])
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
-def test_interrupted_by_a_signal_and_resumed(stop, tiny_folder, tmp_path):
+def test_interrupted_by_a_signal_and_resumed(stop, start, tiny_folder, tmp_path):
     rows = [{"question": f"{a} + {b}?", "answer": str(a + b)} for a in range(5) for b in range(4)]
     (tmp_path / "sums.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
     recipe = {
@@ -35,7 +38,10 @@ def test_interrupted_by_a_signal_and_resumed(stop, tiny_folder, tmp_path):
     path, parts, whole = tmp_path / "recipe.yaml", tmp_path / "parts", tmp_path / "whole"
     path.write_text(yaml.safe_dump(recipe).replace("'on':", "on:"))
     command = [sys.executable, "-m", "cothink.cli", "run", str(path), "--out", str(parts)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ})
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ},
+        preexec_fn=partial(signal.signal, signal.SIGINT, start),
+    )  # fmt: skip
     log = parts / "metrics.jsonl"
     ends = time.monotonic() + 120
     while time.monotonic() < ends and not (log.exists() and log.read_text().count("\n") >= 3):

@@ -11,6 +11,7 @@ from cothink.attention import states
 from cothink.engines import precision
 from cothink.engines.local import engine as local_engine
 from cothink.engines.prefixes import Prefixes
+from cothink.engines.requests import Answer, Request
 from cothink.engines.sampler import draw
 from cothink.parts import PolicyPart
 from cothink.policy import load_policies
@@ -159,8 +160,26 @@ def test_an_abandoned_call_leaves_the_batch(tiny_folder):
         go.cancel()
         return await stay
 
-    assert len(asyncio.run(some_leave())) == 2
-    assert engine.counters.generated < 60 + 4 * 200
+    engine.codec("a").stop_ids = ()  # nothing but its length ends an answer
+    engine._stops["a"].ids = engine._stops["a"].ids[:0]
+    stayed = asyncio.run(some_leave())
+    assert [len(c.output_ids) for c in stayed] == [30, 30]
+    assert engine.counters.generated - 60 < 4 * 200 / 2  # the four that left said no more once the others were done
+    assert engine._samplers["a"].load == 0
+
+
+def test_a_line_of_abandoned_calls_only_is_no_work(tiny_folder):
+    """Given up between the look at the line and the pass: the pass has nobody to speak for."""
+    engine = local_engine(policies(tiny_folder, a={}))
+    sampler = engine._samplers["a"]
+
+    async def given_up():
+        future = asyncio.get_running_loop().create_future()
+        sampler.submit(Request("a", (5, 6), Sampling(), 0, 4, [Answer()], engine._stops["a"], future=future))
+        sampler._drop_abandoned = future.cancel  # the others leave just after the line was looked at
+        return sampler.advance()
+
+    assert asyncio.run(given_up()) == [] and sampler.load == 0
 
 
 def test_the_cache_forgets_what_was_unused_for_longest():
@@ -210,7 +229,7 @@ def test_auto_takes_the_precision_that_is_faster_here(tiny_folder, monkeypatch, 
     monkeypatch.setattr(precision, "MARGIN", margin)
     policy = policies(tiny_folder, a={})["a"]
     engine = local_engine({"a": policy}, dtype="auto")
-    assert engine._samplers["a"]._model.dtype == want
+    assert engine._samplers["a"]._weights.model.dtype == want
     assert policy.coarse == (want == torch.bfloat16)
 
 

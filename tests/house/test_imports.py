@@ -9,7 +9,7 @@ from pathlib import Path
 SOURCE = Path(__file__).parents[2] / "src" / "cothink"
 PLAIN = set(sys.stdlib_module_names)
 # parts of the local engine, which imports them inside its functions
-INSIDE = {"adapters", "arena", "continuous", "growing", "plain", "precision", "prefixes", "requests", "sampler"}
+INSIDE = {"arena", "continuous", "growing", "plain", "precision", "prefixes", "requests", "sampler", "weights"}
 PURE = {"credit", "estimators", "samples", "team", "record", "stats", "watch", "signals", "chat", "presets"}
 
 # room -> cothink rooms it may import when the module loads or runs (typing-only imports do not count)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import copy
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,12 +12,12 @@ from torch import Tensor
 
 from cothink.attention import bucket, by_size, causal, flat, head, hidden, states
 from cothink.batch import common
-from cothink.engines.adapters import each_its_own
 from cothink.engines.arena import Shelf, Step, length_mask, moves
 from cothink.engines.precision import stored
 from cothink.engines.prefixes import Prefixes
 from cothink.engines.requests import Answer, Counters, Request
 from cothink.engines.sampler import draw
+from cothink.engines.weights import Weights
 from cothink.types import Sampling
 
 PREFILL = 4096
@@ -42,10 +40,7 @@ class Continuous:
         counters: Counters,
     ):
         self._policies, self._max, self._limit = dict(policies), max_rows, cache_tokens
-        self._source, self._counters = model, counters
-        self._copied = dtype != model.dtype
-        self._model = copy.deepcopy(model).to(dtype) if self._copied else model
-        self._versions: dict[str, Any] = {}
+        self._weights, self._counters = Weights(model, self._policies, dtype), counters
         self._known = {name: Prefixes() for name in policies}
         self._device = next(model.parameters()).device
         self._stored = stored(model, dtype)
@@ -101,16 +96,20 @@ class Continuous:
 
     def _step(self) -> list[Request]:
         if not self._rows:
-            self._refresh()
+            for name in self._weights.refresh():
+                self._known[name].clear()
         joined, shared = self._admit()
+        if not joined and not self._rows:  # all that waited were given up
+            return []
         self._joining = [request for request, _ in joined]
         self._make_room()
         r = len(self._rows)
         plan, ids, positions, ends, names = self._plan(joined, shared)
-        with self._speaking(names), flat(causal(self._model)):
-            last = hidden(self._model, ids, positions, plan)
+        model = self._weights.model
+        with self._weights.speaking(names), flat(causal(model)):
+            last = hidden(model, ids, positions, plan)
         keep = torch.cat([torch.arange(r), torch.tensor(ends, dtype=torch.long)]).to(self._device)
-        logits = head(self._model)(last[keep])
+        logits = head(model)(last[keep])
         how = [request.sampling for request, _ in self._rows] + [request.sampling for request, _ in joined]
         owner = np.concatenate(
             [np.arange(r), np.repeat(np.arange(r, r + len(joined)), [len(places) for _, places in joined])]
@@ -374,34 +373,3 @@ class Continuous:
     def _drop_abandoned(self) -> None:
         self._leave([k for k, (request, _) in enumerate(self._rows) if request.abandoned], keep=False)
         self._waiting = deque(w for w in self._waiting if not w[0].abandoned)
-
-    # whose weights
-
-    def _refresh(self) -> None:
-        """Forgets states of old weights; the engine's own copy of the weights follows the trainer's."""
-        versions = {name: p.version for name, p in self._policies.items()}
-        stale = [name for name, v in versions.items() if self._versions.get(name) != v]
-        for name in stale:
-            self._known[name].clear()
-        if stale and self._copied:
-            with torch.no_grad():
-                for mine, theirs in zip(self._model.parameters(), self._source.parameters(), strict=True):
-                    mine.copy_(theirs)
-        if self._model.training:
-            self._model.eval()
-        self._versions = versions
-
-    @contextlib.contextmanager
-    def _speaking(self, names: list[str]) -> Iterator[None]:
-        """Each token under the adapter of its policy."""
-        adapters = {name: self._policies[name].adapter for name in set(names)}
-        if None in adapters.values():
-            yield
-        elif len(adapters) == 1:
-            (adapter,) = adapters.values()
-            if self._model.active_adapter != adapter:
-                self._model.set_adapter(adapter)
-            yield
-        else:
-            with each_its_own(self._model, [adapters[name] for name in names]):
-                yield

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import heapq
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -71,16 +73,17 @@ class Prefixes:
         """Forgets the tokens unused for longest until at most `limit` are left."""
         if self.size <= limit:
             return
-        leaves = sorted((n for n in self._nodes() if not n.children), key=lambda n: -n.used)
+        order = itertools.count()  # between equals the one found first
+        leaves = [(n.used, next(order), n) for n in self._nodes() if not n.children]
+        heapq.heapify(leaves)
         while leaves and self.size > SLACK * limit:
-            leaf = leaves.pop()
+            leaf = heapq.heappop(leaves)[2]
             parent = leaf.parent
             assert parent is not None
             del parent.children[leaf.ids[0]]
             self.size -= len(leaf.ids)
             if not parent.children and parent is not self._root:
-                leaves.append(parent)
-                leaves.sort(key=lambda n: -n.used)
+                heapq.heappush(leaves, (parent.used, next(order), parent))
 
     def _nodes(self) -> list[_Node]:
         found, line = [], list(self._root.children.values())

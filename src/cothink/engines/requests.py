@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -105,6 +105,3 @@ class Counters:
     steps: int = 0
     restarted: int = 0
     peak_cache_tokens: int = 0
-
-
-Adapters = Callable[[Sequence[str]], Any]

@@ -38,6 +38,7 @@ async def evaluate(session: Session, stage: Evaluate, index: int) -> dict[str, A
         title=label,
         answers=kept,
     )
+    values["on"] = stage.on if stage.suite is None else stage.suite
     if session.run is not None:
         session.run.result(label, values)
         if len(sets) > 1 or stage.episodes_per_task > 1:

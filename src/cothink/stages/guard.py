@@ -136,9 +136,9 @@ class Guard:
         for name in self._order:
             policy = session.policies[name]
             version = policy.version
-            _forget(policy)
+            policy.forget_optimizer()
             policy.load(folder, folder / "training")
-            _slow_down(policy, memory.rate / good["rate"])
+            policy.scale_rate(memory.rate / good["rate"])
             policy.version = version + 1  # engines may keep what a version said: never give a number out twice
             session.engines[name].load(name, None, policy.version)
         here.place = good["place"]
@@ -180,17 +180,3 @@ class Guard:
                 }
             )
         raise Collapse(f"the watch stopped the run at step {here.step}: {why}")
-
-
-def _forget(policy: Any) -> None:
-    """Lets go of the optimiser: a state from before the first step has none to put in its place."""
-    policy._optimizer = policy._scheduler = None
-
-
-def _slow_down(policy: Any, factor: float) -> None:
-    """Multiplies the learning rate from now on; checkpoints keep it."""
-    optimizer = policy._ready()
-    for group in optimizer.param_groups:
-        group["lr"] *= factor
-        group["initial_lr"] *= factor
-    policy._scheduler.base_lrs = [rate * factor for rate in policy._scheduler.base_lrs]
