@@ -73,10 +73,11 @@ def test_the_arms_of_figure_3_run_in_small(tmp_path, name):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_smollm2_learns_from_the_real_dialogues(data_root, tmp_path):
     """rema §6.3: a few steps on the public dialogues lower the loss of both roles on dialogues kept out."""
     pytest.importorskip("gguf")
-    small = ["~stages.0", "~stages.1", "stages.0.max_steps=4", "stages.0.held_out=2"]
+    small = ["~stages.0", "~stages.1", "stages.0.max_steps=12", "stages.0.held_out=2"]
     cothink.run(RECIPES / "rema-coldstart-smollm2.yaml", small, out=tmp_path / "r")
     lines = metrics(tmp_path / "r")
     for role in ("meta", "reasoning"):

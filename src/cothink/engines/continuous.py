@@ -81,16 +81,17 @@ class Continuous:
 
     def advance(self) -> list[Request]:
         """Makes forward passes until a request is done; returns those that are."""
-        self._drop_abandoned()
-        while self.load:
+        done: list[Request] = []
+        while not done:
+            self._drop_abandoned()
+            if not self.load:
+                break
             with torch.inference_mode():
                 done = self._step()
-            if done:
-                if not self.load:
-                    self._prompts.drop()
-                    self._answers.drop()
-                return done
-        return []
+        if not self.load:
+            self._prompts.drop()
+            self._answers.drop()
+        return done
 
     # one pass
 
@@ -371,5 +372,6 @@ class Continuous:
         self._known[request.policy].store((*request.prompt, *said), read)
 
     def _drop_abandoned(self) -> None:
-        self._leave([k for k, (request, _) in enumerate(self._rows) if request.abandoned], keep=False)
+        if any(request.abandoned for request in self._groups):
+            self._leave([k for k, (request, _) in enumerate(self._rows) if request.abandoned], keep=False)
         self._waiting = deque(w for w in self._waiting if not w[0].abandoned)
