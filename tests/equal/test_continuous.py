@@ -13,6 +13,7 @@ from cothink.engines.local import engine as local_engine
 from cothink.engines.prefixes import Prefixes
 from cothink.engines.requests import Answer, Request
 from cothink.engines.sampler import draw
+from cothink.engines.weights import Packed
 from cothink.parts import PolicyPart
 from cothink.policy import load_policies
 from cothink.types import Message, Sampling
@@ -242,3 +243,17 @@ def test_the_memory_of_keys_and_values_is_counted_in_tokens(tiny_folder):
     assert precision.cache_tokens(model, torch.float32, 256 * 1000 / 2**30, 4.0) == 1000
     assert precision.cache_tokens(model, torch.bfloat16, 256 * 1000 / 2**30, 4.0) == 1000
     assert precision.cache_tokens(model, torch.float32, None, 1e-3) == 2**30 // 1000 // 256
+
+
+def test_packed_layers_give_what_plain_bfloat16_layers_give():
+    if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        pytest.skip("this processor does not multiply bfloat16")
+    torch.manual_seed(0)
+    layer, other = torch.nn.Linear(96, 160), torch.nn.Linear(96, 160)
+    x = torch.randn(7, 1, 96).bfloat16()
+    with torch.inference_mode():
+        packed = Packed(layer, torch.bfloat16)
+        for now in (layer, other):
+            packed.follow(now)
+            want = torch.nn.functional.linear(x, now.weight.bfloat16(), now.bias.bfloat16())
+            assert packed(x).dtype == torch.bfloat16 and torch.allclose(packed(x), want, atol=2e-2)

@@ -16,7 +16,7 @@ class Weights:
     def __init__(self, model: Any, policies: Mapping[str, Any], dtype: torch.dtype):
         self._source, self._policies = model, policies
         self._copied = dtype != model.dtype
-        self.model = copy.deepcopy(model).to(dtype) if self._copied else model
+        self.model = _copy(model, dtype) if self._copied else model
         self._versions: dict[str, int] = {}
 
     def refresh(self) -> list[str]:
@@ -25,8 +25,8 @@ class Weights:
         new = [name for name, v in versions.items() if self._versions.get(name) != v]
         if new and self._copied:
             with torch.no_grad():
-                for mine, theirs in zip(self.model.parameters(), self._source.parameters(), strict=True):
-                    mine.copy_(theirs)
+                for mine, theirs in zip(self.model.modules(), self._source.modules(), strict=True):
+                    _follow(mine, theirs)
         if self.model.training:
             self.model.eval()
         self._versions = versions
@@ -46,6 +46,44 @@ class Weights:
         else:
             with each_its_own(self.model, [adapters[name] for name in names]):
                 yield
+
+
+class Packed(torch.nn.Module):
+    """A linear layer without gradients whose weights lie in the order in which oneDNN multiplies them on a CPU."""
+
+    def __init__(self, layer: torch.nn.Linear, dtype: torch.dtype):
+        super().__init__()
+        self._dtype = dtype
+        self.follow(layer)
+
+    def follow(self, layer: torch.nn.Linear) -> None:
+        """Takes over the weights of a layer."""
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach().to(self._dtype), None)
+        self._bias = None if layer.bias is None else layer.bias.detach().to(self._dtype)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """What the layer would give, in the dtype of the packed weights."""
+        return torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
+
+
+def _copy(model: Any, dtype: torch.dtype) -> Any:
+    """The model in another precision; in bfloat16 on a CPU that has it, its linear layers are packed."""
+    made = copy.deepcopy(model).to(dtype)
+    if dtype == torch.bfloat16 and model.device.type == "cpu" and torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        for parent in list(made.modules()):
+            for name, layer in list(parent.named_children()):
+                if type(layer) is torch.nn.Linear:
+                    setattr(parent, name, Packed(layer, dtype))
+    return made
+
+
+def _follow(mine: torch.nn.Module, theirs: torch.nn.Module) -> None:
+    if isinstance(mine, Packed):
+        assert isinstance(theirs, torch.nn.Linear)
+        mine.follow(theirs)
+        return
+    for own, other in zip(mine.parameters(recurse=False), theirs.parameters(recurse=False), strict=True):
+        own.copy_(other)
 
 
 @contextlib.contextmanager
