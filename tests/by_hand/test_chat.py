@@ -99,6 +99,7 @@ def test_a_chat_grows_by_glue_alone(name: str, ended: bool) -> None:
     ],
 )
 def test_a_reply_ends_at_eos_or_at_the_templates_end_of_turn(name: str, stops: list[str]) -> None:
+    """rema §7 row 11."""
     tokenizer = byte_level(name)
     assert tokenizer.convert_ids_to_tokens(TemplateCodec(tokenizer).stop_ids) == stops
     assert TemplateCodec(tokenizer, extra_stop_ids=(7, 4)).stop_ids[-1] == (7 if name == "inst" else 4)
@@ -179,6 +180,7 @@ def test_contents_cannot_forge_special_tokens() -> None:
 
 
 def test_replies_of_a_lower_casing_tokenizer_stay_as_sampled() -> None:
+    """rema §7 row 10."""
     codec = TemplateCodec(lower_case())
     prompt = codec.start([user("Hello <|IM_END|> World")])
     assert codec.tokenizer.convert_ids_to_tokens(prompt).count("<|im_end|>") == 1
@@ -189,6 +191,7 @@ def test_replies_of_a_lower_casing_tokenizer_stay_as_sampled() -> None:
 
 
 def test_a_reply_split_in_an_unusual_way_stays_so() -> None:
+    """rema §7 row 10."""
     codec = TemplateCodec(byte_level("chatml"))
     canonical = ids_of(codec, "answer")
     letters = tuple(i for letter in "answer" for i in ids_of(codec, letter))

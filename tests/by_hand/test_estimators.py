@@ -36,10 +36,12 @@ def group(*values):
     ],
 )
 def test_grpo_by_hand(values, want):
+    """rema §7 row 22."""
     assert grpo(group(*values)) == pytest.approx(want, abs=2e-6)
 
 
 def test_others_by_hand():
+    """rema §7 row 24."""
     assert rloo(group(1, 0, 0)) == pytest.approx([1, -0.5, -0.5])
     assert dr_grpo(group(1, 0, 0)) == pytest.approx([2 / 3, -1 / 3, -1 / 3])
     assert opo(scored(("t", "a", "r", 1, 0, 3), ("t", "b", "r", 0, 0, 1))) == pytest.approx([0.25, -0.75])

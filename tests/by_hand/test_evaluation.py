@@ -62,6 +62,7 @@ TABLE = {"a": "1 1 2 -", "b": "2 2 1 1", "c": "3 4 1 5", "dd": "- - - -"}
 
 
 def test_figures_by_hand():
+    """rema §7 row 38."""
     rows, failures = rows_of(TABLE, {"one": "a b c", "two": "dd"}, 4)
     found = summarise(rows)
     assert (found["n"], found["k"], found["episodes"], +failures) == (4, 4, 16, Counter())

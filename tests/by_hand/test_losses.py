@@ -57,6 +57,7 @@ def run(batch, new, **options):
     ],
 )
 def test_va_losses(ratio, mode, loss, clipped, lower):
+    """rema §7 row 25."""
     got, _, means = run(make(TURNS, [1, -0.5], mode=mode), NEW, ratio=ratio, **PAPER)
     assert got == pytest.approx(loss, abs=1e-5)
     assert means["clip_fraction"] == pytest.approx(clipped, abs=1e-5)
@@ -69,6 +70,7 @@ def test_va_losses(ratio, mode, loss, clipped, lower):
     [("turn_geo", [-0.087606] * 3), ("turn_arith", [-0.112488, -0.061735, -0.096820])],
 )
 def test_va_gradients(ratio, first_turn):
+    """rema §7 row 25."""
     _, grad, _ = run(make(TURNS, [1, -0.5]), NEW, ratio=ratio, **PAPER)
     want = torch.zeros(2, 8, dtype=torch.float64)
     want[0, 1:4] = torch.tensor(first_turn)
@@ -80,6 +82,7 @@ def test_va_gradients(ratio, first_turn):
     [("turn_geo", [1.051271, 1.349859, 4.481689]), ("turn_arith", [1.084170, 1.376946, 5.053669])],
 )
 def test_va_turn_ratios(ratio, want):
+    """rema §7 row 25."""
     alone = [[[t if t == k else -1 for t in row]] for row, k in ((TURNS[0], 0), (TURNS[0], 1), (TURNS[1], 0))]
     values = [
         run(make(row, [-1]), [new], ratio=ratio, clip="none", log_ratio_max=3.0)[2]["ratio_max"]
@@ -93,6 +96,7 @@ def test_va_turn_ratios(ratio, want):
     [(1, [-0.5, -0.9, -1.1, -1.2, -1.2, -1.2]), (-1, [0.8, 0.9, 1.1, 1.25, 1.5, 3])],
 )
 def test_elementary_loss(advantage, want):
+    """rema §7 row 27."""
     got = [run(make([[-1, 0]], [advantage]), [[0, math.log(r)]], **PAPER)[0] for r in (0.5, 0.9, 1.1, 1.25, 1.5, 4)]
     assert got == pytest.approx(want, abs=1e-9)
 
@@ -103,6 +107,7 @@ def spent(units, token_losses, mode, **refs):
 
 
 def test_aggregation_table():
+    """rema §7 row 26."""
     units, token_losses = [[4], [2, 2, 4]], [[1], [2, 2, 2]]
     want = {"token_mean": 5 / 3, "episode_token_mean": 1.5, "turn_mean": 1.75, "episode_turn_mean": 1.5}
     assert {m: spent(units, token_losses, m) for m in want} == pytest.approx(want)
@@ -114,6 +119,7 @@ def test_aggregation_table():
 
 
 def test_empty_turns_and_units_are_in_no_mean_but_planned_units_are_constant():
+    """rema §7 row 28."""
     full = aggregation_weights([[4], [2, 2]], "episode_turn_mean")
     assert aggregation_weights([[4], [], [0], [2, 0, 2]], "episode_turn_mean") == [
         full[0], [], [0.0], [full[1][0], 0.0, full[1][1]],
@@ -136,6 +142,7 @@ def test_roles_can_be_balanced():
 
 
 def test_log_ratio_of_800_stays_finite_and_none_is_accepted():
+    """rema §7 row 27."""
     for ceiling in (3.0, 20.0, None):
         for ratio in RATIOS:
             for clip in CLIPS:
@@ -151,6 +158,7 @@ def test_log_ratio_of_800_stays_finite_and_none_is_accepted():
 
 
 def test_kl_values_gradients_and_errors():
+    """rema §7 row 29."""
     batch = make([[-1, 0, 1]], [0], mode="turn_mean")
     batch.ref_logprobs = torch.tensor([[0, -1.5, -1.8]], dtype=torch.float64)
     loss, grad, means = run(batch, [[0.0, -1, -2]], kl="k3", kl_beta=0.5)
@@ -171,6 +179,7 @@ def test_kl_values_gradients_and_errors():
 
 
 def test_entropy_is_subtracted_with_the_same_weights():
+    """rema §7 row 29."""
     batch = make([[-1, 0, 0]], [0])
     logits = torch.tensor([1.0, 2.0], dtype=torch.float64, requires_grad=True)
     batch.entropy = torch.cat((torch.zeros(1, dtype=torch.float64), logits)).unsqueeze(0)

@@ -255,6 +255,7 @@ def test_a_missing_file_names_its_neighbour(file):
 
 
 def test_the_users_own_code_is_a_name_too(tmp_path, monkeypatch):
+    """rema §7 row 16."""
     (tmp_path / "my_part.py").write_text(
         textwrap.dedent("""
         from cothink.types import Finish

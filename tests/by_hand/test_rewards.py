@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from cothink.resolve import bind, resolve
 from cothink.rewards import Reward, answer, length, score
 from cothink.rewards import format as form
 from cothink.types import Completion, Episode, Finish, Task, Turn
@@ -98,6 +99,21 @@ def test_score_places_weights_and_audiences():
     assert [(s.turn, s.name, s.value, s.to) for s in done.rewards] == [
         ("1", "correct", 1.0, "team"), ("0", "leak", -0.5, "meta"), ("1", "end", 1.0, "turn"),
     ]  # fmt: skip
+
+
+def test_ones_own_reward_speaks_per_role_and_round(tmp_path, monkeypatch):
+    """rema §7 row 16: a user's function by import path gives one value for every role in every round."""
+    (tmp_path / "mine_16.py").write_text(
+        "def words(task, turn, episode, *, per: float = 1.0):\n"
+        "    return per * len(turn.completion.text.split()) + 10 * (len(turn.parents) > 0)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    words = bind(resolve("reward", "mine_16:words"), {"per": 2.0}, "stages.0.rewards.0")
+    said = [("0", "meta", "a"), ("1", "reasoning", "a b"), ("2", "meta", "a b c"), ("3", "reasoning", "a b c d")]
+    e = episode(*(turn(k, role, text, (str(int(k) - 1),) if k != "0" else ()) for k, role, text in said))
+    mine = [Reward("words", words, role=role, to="turn") for role in ("meta", "reasoning")]
+    (done,) = asyncio.run(score([e], mine))
+    assert sorted((s.turn, s.value) for s in done.rewards) == [("0", 2.0), ("1", 14.0), ("2", 16.0), ("3", 18.0)]
 
 
 @pytest.mark.parametrize("bad", [float("nan"), "yes", float("inf")])

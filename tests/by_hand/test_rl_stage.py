@@ -73,6 +73,7 @@ MIXED = {f"q{k}": [good(k), "\\boxed{-1}"] for k in range(6)}
 
 
 def test_only_groups_that_teach_are_kept_and_more_are_played_for_them():
+    """rema §7 row 30."""
     table = {**MIXED, "q0": [good(0)], "q1": ["no"], "q2": [good(2)]}  # t3, t4, t5 are mixed
     script = by_play(table)
     s, book = session(script)
@@ -84,6 +85,7 @@ def test_only_groups_that_teach_are_kept_and_more_are_played_for_them():
 
 
 def test_oversampling_is_bounded_and_an_empty_batch_changes_nothing():
+    """rema §7 row 30."""
     script = by_play({})
     s, book = session(script, count=40, oversample_max=2)
     found = train(s)
@@ -114,6 +116,7 @@ def cut(text):
     [("zero", 4, [0.0, 0.0, 0.0, 1.0]), ("keep", 4, [0.0, 0.0, 1.0, 1.0]), ("mask", 3, [0.0, 0.0, 1.0])],
 )
 def test_unfinished_episodes(rule, trained, values):
+    """rema §7 row 8."""
     table = {"q0": [good(0), "no", cut(good(0)), "no"]}
     s, book = session(by_play(table), count=1, tasks_per_step=1, unfinished=rule, filter="none")
     found = train(s)

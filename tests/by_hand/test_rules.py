@@ -103,6 +103,7 @@ def refused(*overrides: str) -> str:
     ],
 )
 def test_what_cannot_work_is_refused(code, overrides):
+    """rema §7 row 32."""
     assert f"[{code}]" in refused(*overrides)
 
 
@@ -138,6 +139,7 @@ def test_what_cannot_work_is_refused(code, overrides):
     ],
 )  # fmt: skip
 def test_what_is_doubtful_is_said(code, overrides):
+    """rema §7 rows 31 and 32."""
     assert code in codes(*overrides)
 
 
@@ -148,6 +150,7 @@ def test_a_quiet_recipe_is_quiet():
 
 
 def test_the_presets_say_what_the_specification_says():
+    """rema §7 row 32."""
     assert codes("stages.1.preset=stable_v0") == {"I01", "I05"}
     assert codes("stages.1.preset=stable_v0", "stages.1.updates_per_step=2") == set()
     single = [ONE_ROUND, TWO, SECOND, "stages.1.preset=rema_single"]

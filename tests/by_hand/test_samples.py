@@ -24,6 +24,7 @@ def build(*turns, advantages):
 
 
 def test_turns_whose_prompts_extend_merge_into_one_sample():
+    """rema §7 row 10."""
     # glue token 9 was never sampled, and 7 7 is a split no tokenizer would choose: both stay as they are
     (row,), counts = build(
         turn("0", (), "a", [1, 2], [7, 7]),

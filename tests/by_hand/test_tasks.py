@@ -39,6 +39,7 @@ def test_csqa():
 
 @real
 def test_math_train_skips_and_says_so():
+    """rema §7 row 36."""
     train = math.load()
     assert len(train) == 8517
     assert report(train) == (
@@ -66,6 +67,7 @@ def test_math500_golds_verify_against_themselves():
 
 @real
 def test_the_overall_file_is_repaired_and_says_so():
+    """rema §7 row 36."""
     tasks = {int(task.id.split("/")[-1]): task for task in math.load("overall")}
     assert len(tasks) == 3251
     assert [tasks[row].answer for row in (97, 1972, 2056, 2081)] == [r"\text{east}", "b>a>c", r"\frac{3}{10}", "A"]
@@ -84,6 +86,7 @@ def test_the_overall_file_is_repaired_and_says_so():
 
 @real
 def test_the_three_test_questions_in_the_train_file_are_found_and_no_other():
+    """rema §7 row 37."""
     train = math.load()
     assert sorted(overlap(train, math.load("overall"))) == [
         ("math/train/1473", "math/overall/3005"),

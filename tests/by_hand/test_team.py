@@ -1,4 +1,4 @@
-"""The player: parents of chains, trees and joins, bounded concurrency, deadlines, order, failures."""
+"""The player (spec/rema.md §7): parents of chains, trees and joins, bounded concurrency, deadlines, order, failures."""
 
 from __future__ import annotations
 

@@ -63,6 +63,7 @@ def boxed(answer: str) -> str:
     ],
 )
 def test_numbers_are_compared_as_exact_rationals(gold, text, verdict):
+    """rema §7 row 17."""
     assert verify("number", gold, text).verdict == verdict
 
 
@@ -149,12 +150,14 @@ def test_extraction(text, kind, answer):
 
 
 def test_boxes():
+    """rema §7 row 17."""
     assert last_box(r"\boxed{1} } \boxed{2}") == "2"
     assert has_box(r"\boxed{") and not has_answer_format(r"\boxed{}")
     assert not has_box("box{5}")
 
 
 def test_lenient_takes_an_unboxed_value_and_strict_does_not():
+    """rema §7 row 17."""
     for kind in ("number", "math", "auto"):
         assert verify(kind, "42", "the last is 42", strict=False).right
         assert verify(kind, "42", "the last is 42").verdict == "unparsable"
@@ -181,6 +184,7 @@ def test_junk_is_graded_without_algebra():
 
 @pytest.mark.parametrize("answer", [BOMB, "(" * 300 + "1" + ")" * 300])
 def test_a_hostile_answer_costs_itself_two_seconds_and_nothing_else(answer):
+    """rema §7 row 17."""
     assert verify("math", "x+1", boxed("1+x")).right  # the pool is up
     hostile = []
     thread = threading.Thread(target=lambda: hostile.append(verify("math", "x+1", boxed(answer))))

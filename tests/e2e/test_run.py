@@ -86,6 +86,7 @@ def metrics(folder):
 
 
 def test_a_run_leaves_everything_behind(recipe, tiny_folder):
+    """rema §7 row 41."""
     done = cothink.run(recipe)
     assert set(done.results) == {"before", "after"}
     assert done.results["after"]["n"] == 6 and 0 <= done.results["after"]["low"] <= done.results["after"]["high"] <= 1
@@ -103,9 +104,21 @@ def test_a_run_leaves_everything_behind(recipe, tiny_folder):
     assert [t["role"] for t in first["turns"]] == ["meta", "reasoning"]
     assert first["turns"][1]["return"] == pytest.approx(sum(s["value"] for s in first["rewards"]))
     assert first["turns"][1]["advantage"] is not None
+    _grouped_by_task(done.folder)
     assert cothink.Recipe.load(done.folder / "recipe.yaml") == cothink.Recipe.load(recipe)
     assert cothink.run(recipe).results == done.results  # a finished run is not run again
     assert metrics(done.folder) == rows
+
+
+def _grouped_by_task(folder):
+    """Episodes of training and of tests: one task after the other, each with its grade, rewards and end."""
+    for name in ("01-rl/000001", "00-before/000000"):
+        rows = [json.loads(x) for x in (folder / f"episodes/{name}.jsonl").read_text().splitlines()]
+        tasks = [row["task"] for row in rows]
+        assert sum(a != b for a, b in zip(tasks, tasks[1:])) == len(set(tasks)) - 1 > 0
+        for row in rows:
+            assert row["verdict"] in ("right", "wrong", "unparsable") and row["accuracy"] in (0.0, 1.0)
+            assert row["finish"] and all(t["finish_reason"] for t in row["turns"]) and "rewards" in row
 
 
 def test_a_frozen_policy_stays_bit_identical(recipe, tiny_folder):
@@ -119,6 +132,7 @@ def test_a_frozen_policy_stays_bit_identical(recipe, tiny_folder):
 
 
 def test_a_failed_and_resumed_run_equals_an_uninterrupted_one(recipe, rewards, tmp_path):
+    """rema §7 row 42."""
     whole = cothink.run(recipe, out=tmp_path / "whole")
     rewards.calls, rewards.fail_at = 0, 12 * 2 + 5  # in the third step
     with pytest.raises(RuntimeError, match="the grader went away"):

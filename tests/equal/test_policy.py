@@ -59,6 +59,7 @@ def gradient(policy, samples, k, check=False):
 
 @pytest.mark.parametrize("aggregate", ["turn_mean", "token_mean", "episode_turn_mean", "const_turn"])
 def test_microbatches_are_memory_only(tiny_folder, aggregate):
+    """rema §7 row 26."""
     policy = load(tiny_folder, p={})["p"]
     samples = rows(policy)
     k = partial(knobs, aggregate=aggregate, turns_ref=2.0 if aggregate == "const_turn" else None)
@@ -163,6 +164,7 @@ def test_adapters_share_a_base_and_train_alone(tiny_folder):
 
 
 def test_updates_cut_the_batch_into_as_many_steps(tiny_folder):
+    """rema §7 row 31."""
     policy = load(tiny_folder, p={})["p"]
     assert policy.update(rows(policy), knobs(updates=4))["updates"] == 4
     assert policy.update(rows(policy)[:2], knobs(updates=4))["updates"] == 2  # fewer units than updates
