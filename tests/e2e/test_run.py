@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import sys
 import types
@@ -115,7 +116,7 @@ def _grouped_by_task(folder):
     for name in ("01-rl/000001", "00-before/000000"):
         rows = [json.loads(x) for x in (folder / f"episodes/{name}.jsonl").read_text().splitlines()]
         tasks = [row["task"] for row in rows]
-        assert sum(a != b for a, b in zip(tasks, tasks[1:])) == len(set(tasks)) - 1 > 0
+        assert sum(a != b for a, b in itertools.pairwise(tasks)) == len(set(tasks)) - 1 > 0
         for row in rows:
             assert row["verdict"] in ("right", "wrong", "unparsable") and row["accuracy"] in (0.0, 1.0)
             assert row["finish"] and all(t["finish_reason"] for t in row["turns"]) and "rewards" in row

@@ -288,6 +288,8 @@ def _grade_number(kind: str, gold: str, found: Found) -> Verdict | Job:
     if found.how != "prose":
         if exact.same_spelling(gold, answer) or exact.same_option(gold, answer):
             return Verdict("right", answer=answer[:200])
+        if (said := _in_other_words(kind, gold, found)) is not None:
+            return said
         loose = kind != "math" and wanted is not None
         got = exact.number(answer) if loose else exact.plain_number(answer)
         if wanted is not None and got is not None:
@@ -303,6 +305,22 @@ def _grade_number(kind: str, gold: str, found: Found) -> Verdict | Job:
     from cothink.verify import pool, worker
 
     return pool.Job("math_verify", worker.maths, (gold, found.how == "prose", answer))
+
+
+def _in_other_words(kind: str, gold: str, found: Found) -> Verdict | Job | None:
+    """What algebra would drop in silence: a factorial's mark, the base of a number."""
+    answer = found.text
+    bases = exact.based(gold), exact.based(answer)
+    if bases[0] is not None and bases[1] is not None:
+        return Verdict("right" if bases[0] == bases[1] else "wrong", answer=answer)
+    if "!" not in gold + answer:
+        return None
+    worked = exact.factorials(gold), exact.factorials(answer)
+    if worked == (gold, answer):
+        return None
+    if worked[0] is None or worked[1] is None:  # spelled otherwise than the gold, and no number to compare
+        return Verdict("wrong", answer=answer[:200])
+    return _grade_number(kind, worked[0], Found(worked[1], found.how))
 
 
 def _gold(gold: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
@@ -30,6 +31,10 @@ _LEAD = r"(?:the\s)?(?:(?:correct|right|best)\s)?(?:(?:answer|option|choice)(?:\
 _LETTER = re.compile(_LEAD + r"[(\[{]?([A-Za-z])[)\]}]?(?![A-Za-z0-9'])", re.IGNORECASE)
 _TWO_LETTERS = re.compile(r"\s?(?:or|OR|and|AND|/|&|,)\s?[(\[{]?[A-H][)\]}]?(?![A-Za-z'])")
 _LETTER_IN_PROSE = re.compile(r"\(([A-Z])\)|(?:answer|option|choice)(?:\sis)?:?\s(?:option\s)?\(?([A-Z])(?![A-Za-z'])")
+_BASED = re.compile(r"\(?([0-9A-Za-z]{1,64})\)?_\{?(?:\\text\{)?([0-9]{1,2})\}{0,2}")
+_THIN = re.compile(r"\\!")
+_FACTORIAL = re.compile(r"(?<![\w.)}!])([0-9]|1[0-9]|20)!(?![!=])")
+_BANG = re.compile(r"!(?!=)")
 _SPACES = re.compile(r"\s+|\\(?:left|right)(?![A-Za-z])|\\[!,;: ]")
 
 
@@ -67,6 +72,22 @@ def number(text: str) -> Fraction | None:
     if strange or any(word in _NOT_UNITS or (len(word) < 2 and word != "a") for word in words):
         return None
     return plain_number(found[0].group())
+
+
+def factorials(text: str) -> str | None:
+    r"""`text` with `5!` worked out; None where another factorial is left (`n!`, `(a+b)!`, `99!`)."""
+    text = _THIN.sub("", text)
+    done = _FACTORIAL.sub(lambda found: str(math.factorial(int(found[1]))), text)
+    return None if _BANG.search(done) else done
+
+
+def based(text: str) -> int | None:
+    """The value of a number that is written in a base (`101_2` is 5); None for anything else."""
+    found = _BASED.fullmatch(peel(_SPACES.sub("", text)))
+    try:
+        return int(found[1], int(found[2])) if found else None
+    except ValueError:  # `x_1`, or digits that the base does not have
+        return None
 
 
 def last_number(text: str) -> str | None:
