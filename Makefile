@@ -7,7 +7,7 @@ MODEL ?= builtin:tiny
 BIN = $(VENV)/bin
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: install demo test test-all bench lint clean
+.PHONY: install demo demo-malt test test-all chaos bench lint clean
 
 install: $(VENV)/installed
 
@@ -24,12 +24,19 @@ $(VENV)/installed-dev: $(VENV)/installed
 demo: $(VENV)/installed
 	$(BIN)/python -m cothink.demo --seed $(SEED)
 
+demo-malt: $(VENV)/installed
+	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[trl]"
+	OMP_NUM_THREADS=1 $(BIN)/python -m cothink.demo_malt --seed $(SEED)
+
 test: $(VENV)/installed-dev
 	$(BIN)/ruff check src tests && $(BIN)/ruff format --check src tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-all: $(VENV)/installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "slow or not slow"
+
+chaos: $(VENV)/installed-dev
+	$(BIN)/python bench/chaos.py --seed $(SEED)
 
 bench: $(VENV)/installed-dev
 	for name in generation step turns memory training; do $(BIN)/python bench/$$name.py --model $(MODEL) || exit 1; done

@@ -8,12 +8,15 @@ import threading
 from collections.abc import Coroutine, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from cothink.parts import RL, SFT
+from cothink.parts import DPO, RL, SFT, Collect
 from cothink.recipe import Recipe
-from cothink.record import Run, RunError, last_checkpoint, write_atomic
-from cothink.types import Task, Turn
+from cothink.record import Run, RunError, write_atomic
+from cothink.types import Turn
+
+if TYPE_CHECKING:
+    from cothink.answering import Answer, Ears, Wish
 
 T = TypeVar("T")
 
@@ -75,7 +78,10 @@ def _plain(value: Any) -> str:
 
 async def _run(recipe: Recipe, folder: Path, console: Any) -> RunResult:
     from cothink.session import assemble
+    from cothink.stages.collect import collect
+    from cothink.stages.dpo import dpo, pairs_of
     from cothink.stages.evaluate import evaluate as evaluate_stage
+    from cothink.stages.lessons import to_come
     from cothink.stages.rl import rl
     from cothink.stages.sft import examples_of, sft
     from cothink.stages.trackers import Trackers
@@ -85,13 +91,18 @@ async def _run(recipe: Recipe, folder: Path, console: Any) -> RunResult:
         if record.state.get("stage", 0) >= len(recipe.stages):
             return RunResult(folder, record.results)
         for index, stage in enumerate(recipe.stages):
-            if isinstance(stage, SFT) and index >= record.state.get("stage", 0):
-                examples_of(recipe, stage, index)  # what is missing is said before a model loads
+            over = index < record.state.get("stage", 0)
+            if over or not isinstance(stage, SFT | DPO) or to_come(recipe, stage, index):
+                continue
+            read: Any = examples_of if isinstance(stage, SFT) else pairs_of
+            read(recipe, stage, index)  # what is missing is said before a model loads
         session = assemble(recipe)
         session.run, session.console = record, console
         session.trackers = Trackers(recipe.trackers, folder / "trackers", recipe.name, recipe.model_dump())
         _inspect_tasks(session, folder)
-        place = last_checkpoint(folder)
+        place = record.place
+        for note in record.notes:
+            session.say(note)
         if place is not None:
             for policy in session.policies.values():
                 policy.load(place, place / "training")
@@ -103,11 +114,20 @@ async def _run(recipe: Recipe, folder: Path, console: Any) -> RunResult:
                 await rl(session, stage, index)
             elif isinstance(stage, SFT):
                 await sft(session, stage, index)
+            elif isinstance(stage, DPO):
+                await dpo(session, stage, index)
+            elif isinstance(stage, Collect):
+                await collect(session, stage, index)
             else:
                 await evaluate_stage(session, stage, index)
             record.finish_stage(index)
         session.trackers.close()
         _compare(session, record.results)
+        if len(record.results) > 1:
+            from cothink.stages.comparing import evaluated
+            from cothink.stages.reports import page
+
+            write_atomic(folder / "comparison.md", page(evaluated({recipe.name: (folder, record.results)})))
         return RunResult(folder, record.results)
     finally:
         record.close()
@@ -149,40 +169,51 @@ def _compare(session: Any, results: Mapping[str, Any]) -> None:
 
 
 class LoadedTeam:
-    """A team ready to answer questions, from a run folder or a recipe."""
+    """A team ready to answer questions; `name` is what its target is called."""
 
-    def __init__(self, session: Any, seed: int = 0):
+    def __init__(self, session: Any, seed: int = 0, name: str | None = None):
         self.session, self._seed, self._asked = session, seed, 0
+        self.name = name or session.recipe.name
 
-    def solve(self, question: str) -> Solution:
+    def solve(self, question: str, **options: Any) -> Solution:
         """The team's answer; works in a script and inside a running event loop, which it blocks (see `asolve`)."""
-        return run_sync(self.asolve(question))
+        return run_sync(self.asolve(question, **options))
 
-    async def asolve(self, question: str) -> Solution:
-        """The team's answer without blocking the event loop."""
-        from cothink.team import Job, play, stable_seed
-        from cothink.verify import extract
+    async def asolve(self, question: str, **options: Any) -> Solution:
+        """The team's answer without blocking the event loop; options are the fields of `answering.Wish` (`votes=5`)."""
+        from cothink.answering import Wish
 
-        if not question.strip():
-            raise ValueError("solve: the question is empty")
+        found = await self.answer(question, Wish(**options))
+        episode = found.episode
+        return Solution(found.text, found.answer, episode.turns, episode.finish.reason)
+
+    async def answer(self, question: str, wish: Wish | None = None, ears: Ears | None = None) -> Answer:
+        """Everything about an answer; `ears` hears its turns as they are spoken."""
+        from cothink.answering import answer
+
         self._asked += 1
-        job = Job(Task("question", question, ""), "question", stable_seed(self._seed, question, self._asked))
-        s = self.session
-        played = await play([job], s.workflow, s.roles, s.engines, deadline=s.recipe.team.deadline)
-        if not played.episodes:
-            raise RunError(f"the team did not answer: {played.failures[0].kind}: {played.failures[0].message}")
-        (episode,) = played.episodes
-        return Solution(
-            episode.finish.text, extract(episode.finish.text), episode.turns, episode.finish.reason
-        )  # fmt: skip
+        return await answer(self.session, question, wish, seed=(self._seed, self._asked), ears=ears)
 
 
-def load_team(source: str | Path | Mapping[str, Any], *, seed: int = 0) -> LoadedTeam:
-    """The trained team of a run folder, or the untrained team of a recipe."""
+def load_team(source: str | Path | Mapping[str, Any], *, seed: int = 0, overrides: Sequence[str] = ()) -> LoadedTeam:
+    """The team of a target as `compare` knows them: trained where it is a run folder, else as its models come.
+
+    `overrides` change its recipe, as in `run`.
+    """
+    from cothink import wiring
     from cothink.session import assemble
+    from cothink.stages.systems import system
 
-    recipe, weights = _recipe_and_weights(source)
-    return LoadedTeam(assemble(recipe, weights, with_tasks=False), seed)
+    one = system(source, overrides=overrides)
+    if overrides and one.plain:
+        raise RunError(
+            f"{one.name} is a model without a recipe: there is nothing to change with {', '.join(overrides)}"
+        )
+    needs = wiring.needs(one.recipe)
+    if needs:
+        what = f"the workflow {one.recipe.team.workflow.name} of {one.name} reads {' and '.join(needs)} of a task"
+        raise RunError(f"{what}: it cannot answer a plain question. Name a team with another workflow")
+    return LoadedTeam(assemble(one.recipe, one.weights, with_tasks=False), seed, one.name)
 
 
 def evaluate(
@@ -217,6 +248,7 @@ def compare(
     equal_cost: str | Path | Mapping[str, Any] | None = None,
     cost: Literal["generated", "all"] = "generated",
     max_tokens: int | None = None,
+    diagnose: bool = False,
     overrides: Sequence[str] = (),
     out: str | Path | None = None,
     console: Any = None,
@@ -226,7 +258,8 @@ def compare(
     A target is a run folder (its trained team), a recipe, `openai:MODEL@URL`, or a model's name; `LABEL=TARGET` names
     it. The questions are those of a `suite`, or of the set `on` (default: test) of the first target with a recipe.
     `k` plays each question; `equal_cost` is a single model that gets as many votes as each team's tokens buy, `cost`
-    what counts as tokens. `out` keeps every finished question, so that a call with the same folder goes on.
+    what counts as tokens. `diagnose` asks who in each team helps, and plays all again without each role that others
+    read. `out` keeps every finished question, so that a call with the same folder goes on.
     """
     from cothink.models import is_outside
     from cothink.stages import systems
@@ -247,21 +280,10 @@ def compare(
         if dead:
             raise RunError(f"evaluate: {why}")
     sets, notes = systems.questions(every, on or "test", suite, limit)
-    plan = systems.Plan(sets, k, temperature, seed, None if out is None else Path(out), console, cost, notes)
+    plan = systems.Plan(sets, k, temperature, seed, None if out is None else Path(out), console, cost, diagnose, notes)
     every = systems.fitted(every, sets)
     teams, single = (every, None) if equal_cost is None else (every[:-1], every[-1])
     return run_sync(systems.evaluate(teams, plan, single))
-
-
-def _recipe_and_weights(source: str | Path | Mapping[str, Any]) -> tuple[Recipe, Path | None]:
-    if isinstance(source, Mapping):
-        return Recipe.load(source), None
-    path = Path(source)
-    if not path.is_dir():
-        return Recipe.load(path), None
-    if not (path / "recipe.yaml").exists():
-        raise RunError(f"{path} is not a run folder: it has no recipe.yaml. Name a folder that `cothink run` wrote")
-    return Recipe.load(path / "recipe.yaml"), last_checkpoint(path)
 
 
 def run_sync(work: Coroutine[Any, Any, T]) -> T:
@@ -285,3 +307,35 @@ def run_sync(work: Coroutine[Any, Any, T]) -> T:
     if not done:
         raise value
     return value
+
+
+def report(
+    targets: Sequence[str | Path],
+    *,
+    out: str | Path = "report.html",
+    svg: str | Path | None = None,
+    episodes: int = 8,
+) -> tuple[Path, list[Path]]:
+    """Writes one self-contained HTML page about runs and evaluation folders; returns its path and those of the plots.
+
+    `targets` are run folders and folders of `compare(..., out=)`. `episodes` is how many of each run are shown, `svg` a
+    folder for the curves as files.
+    """
+    from cothink.report import folders, page
+    from cothink.stages.comparing import evaluated
+    from cothink.stages.reports import tables
+
+    if not targets:
+        raise RunError("report: name at least one run folder")
+    path = Path(out)
+    if path.is_dir():
+        raise RunError(f"report: --out {path} is a folder; name the HTML file to write")
+    places = [Path(target) for target in targets]
+    measured = {p: json.loads((p / "results.json").read_bytes()) for p in places if folders.is_evaluation(p)}
+    runs = folders.named([p for p in places if p not in measured])
+    found = {"Evaluations": evaluated({run.name: (run.path, run.results) for run in runs if run.results})}
+    alike = len({place.name for place in measured}) < len(measured)
+    found |= {f"Evaluation {place if alike else place.name}": tables(v) for place, v in measured.items()}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(page.page(runs, {k: v for k, v in found.items() if v}, episodes), encoding="utf-8")
+    return path, [] if svg is None else page.write_svgs(runs, Path(svg))

@@ -13,6 +13,8 @@ from typing import Annotated
 
 import typer
 
+from cothink import cli_use
+
 # Plain help: drawing boxes would cost a quarter of the time --help may take.
 app = typer.Typer(
     add_completion=False,
@@ -80,6 +82,9 @@ def evaluate(
     ] = None,
     cost: Annotated[str, typer.Option(help="Tokens that an equal cost counts: generated, or all.")] = "generated",
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Of a plain model's answer; default 1024.")] = None,
+    diagnose: Annotated[
+        bool, typer.Option("--diagnose", help="Who in each team helps: plays all again without each role.")
+    ] = False,
     changes: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Changes recipes.")] = None,
     out: Annotated[Path | None, typer.Option(help="A folder for answers and results; what is there goes on.")] = None,
 ) -> None:
@@ -92,9 +97,10 @@ def evaluate(
         raise typer.BadParameter(f"--cost {cost}: write generated or all")
     results = api.compare(
         targets, suite=suite, on=on, k=k, limit=limit, temperature=temperature, seed=seed, equal_cost=equal_cost,
-        cost=cost, max_tokens=max_tokens, overrides=changes or (), out=out, console=Console(),
+        cost=cost, max_tokens=max_tokens, diagnose=diagnose, overrides=changes or (), out=out,
+        console=Console(),
     )  # fmt: skip
-    if len(results["systems"]) > 1 or len(results["sets"]) > 1 or k > 1:
+    if len(results["systems"]) > 1 or len(results["sets"]) > 1 or k > 1 or diagnose:
         from cothink.stages.reports import markdown
 
         typer.echo("\n" + markdown(results))
@@ -102,18 +108,23 @@ def evaluate(
         typer.echo(f"written: {out}/results.json, results.md, results.csv and the answers of each system")
 
 
-@app.command()
-def solve(
-    question: Annotated[str, typer.Argument(metavar="QUESTION")],
-    team: Annotated[Path, typer.Option(metavar="RUN", help="A run folder.")],
-) -> None:
-    """Let a trained team answer one question: its turns go to stderr, the answer to stdout."""
-    from cothink import api
+for use in (cli_use.solve, cli_use.chat, cli_use.serve, cli_use.export):
+    app.command()(use)
 
-    found = api.load_team(team).solve(question)
-    for turn in found.turns:
-        typer.echo(f"{turn.role}: {turn.text}", err=True)
-    typer.echo(str(found))
+
+@app.command()
+def show(
+    folder: Annotated[Path, typer.Argument(metavar="STORE_OR_RUN", help="A run folder, or one of its trees/ folders.")],
+    task: Annotated[str | None, typer.Option(metavar="ID", help="Every turn of one task; default: a list.")] = None,
+    theta: Annotated[str, typer.Option(help="A turn is good above this value.")] = "0.5",
+    own: Annotated[bool, typer.Option("--own", help="Judge turns by their own answers, not by what follows.")] = False,
+    limit: Annotated[int, typer.Option(min=1, help="How many tasks are listed.")] = 20,
+) -> None:
+    """Print collected trees with values, labels and answers, or stored episodes."""
+    from cothink import show as showing
+
+    for line in showing.lines(folder, task, theta=theta, limit=limit, own=own):
+        typer.echo(line)
 
 
 @app.command()
@@ -199,6 +210,38 @@ def plot(
 
     out.write_text(plots.of_run(run, metrics), encoding="utf-8")
     typer.echo(f"wrote {out}")
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or folders of cothink evaluate.")],
+    out: Annotated[Path, typer.Option(help="The HTML file.")] = Path("report.html"),
+    svg: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Write the curves as SVG files as well.")] = None,
+    episodes: Annotated[int, typer.Option(min=0, help="Sample episodes of each run.")] = 8,
+) -> None:
+    """Write one HTML page about runs: what was run, curves, evaluations, warnings, episodes."""
+    from cothink import api
+
+    path, plots = api.report(runs, out=out, svg=svg, episodes=episodes)
+    size = f"{path.stat().st_size / 1000:,.0f} kB"
+    typer.echo(f"wrote {path} ({size})" + (f" and {len(plots)} plots in {svg}" if plots else ""))
+
+
+@app.command()
+def view(
+    folder: Annotated[Path, typer.Argument(metavar="[FOLDER]", help="The folder that holds your runs.")] = Path("runs"),
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8765,
+) -> None:
+    """Look at runs in a browser, while they train too: curves, episodes, two runs side by side. This machine only."""
+    try:
+        import uvicorn  # noqa: F401
+
+        from cothink.report import app as viewer
+    except ModuleNotFoundError as missing:
+        raise typer.BadParameter(f"{missing}: the viewer needs pip install 'cothink[serve]'") from None
+    from cothink.stages.comparing import evaluated
+
+    viewer.serve(folder, evaluated, port, typer.echo)
 
 
 @app.command()

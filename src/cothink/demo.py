@@ -78,14 +78,14 @@ def demo(out: Path, seed: int, console: Any) -> dict[str, Any]:
     return summary
 
 
-def train(name: str, folder: Path, seed: int, console: Any) -> None:
-    """Runs one recipe in a process of its own and shows its lines; raises SystemExit when it fails."""
+def train(name: str, folder: Path, seed: int, console: Any, recipe: str | None = None) -> None:
+    """Runs one recipe (None: that of `name`) in a process of its own and shows its lines; SystemExit if it fails."""
     command = [
         sys.executable,
         "-m",
         "cothink.cli",
         "run",
-        str(RECIPES / RUNS[name]),
+        str(RECIPES / (recipe or RUNS[name])),
         f"seed={seed}",
         "--out",
         str(folder),

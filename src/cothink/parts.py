@@ -18,9 +18,6 @@ NonNegative = Annotated[float, Field(ge=0)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")]
 """A policy's name becomes a folder and a module name."""
 
-LATER = ("collect", "dpo")
-"""Stage kinds that are announced and not there yet."""
-
 
 class Tree(BaseModel):
     """A frozen part of a recipe that refuses keys it does not know, naming the nearest one it does."""
@@ -221,6 +218,11 @@ class Evaluate(Tree):
     """A stage that plays one of the recipe's task sets, or a named `suite` of sets, and grades it.
 
     `limit` cuts each set, `episodes_per_task` above 1 adds pass@k and maj@k, `temperature` overrides every role's.
+    `workflow` is played instead of the recipe's: options over the recipe's own where it is the same one. `roles` are
+    the seats of roles that the recipe's team lacks: a seat, or the name of the role whose seat it takes. `untrained`
+    roles speak with the weights that the recipe names. `protocol: paper` plays four random subsets of 100 (or `limit`)
+    questions, as MALT's paper did. `baseline` is the label of an earlier evaluation that this one is set against.
+    `diagnose` asks who in the team helps, and plays everything again without each role that others read.
     """
 
     kind: Literal["evaluate"]
@@ -231,6 +233,12 @@ class Evaluate(Tree):
     episodes_per_task: Count = 1
     temperature: NonNegative | None = None
     seed: int | None = None
+    workflow: Block | None = None
+    roles: dict[str, str | RoleSeat] | None = None
+    untrained: tuple[str, ...] = ()
+    protocol: Literal["full", "paper"] = "full"
+    baseline: str | None = None
+    diagnose: bool = False
 
 
 class RL(Tree):
@@ -279,19 +287,38 @@ class RL(Tree):
         return {**data, **named}
 
 
+class Collect(Tree):
+    """A stage that plays a tree of alternatives on every task of a set, and keeps it for `sft` and `dpo` stages.
+
+    `branching` is the workflow's option of that name, for this stage only: alternatives at each level (MALT: 3, 3, 3).
+    `limit` cuts the set, `temperature` overrides every role's. `tokens_per_second` is what a check reckons the time
+    with. The trees lie in the run folder; a killed collection repeats no call.
+    """
+
+    kind: Literal["collect"]
+    on: str = "train"
+    branching: tuple[Count, ...] | None = None
+    limit: Count | None = None
+    temperature: NonNegative | None = None
+    seed: int | None = None
+    tokens_per_second: Positive = 1000.0
+
+
 class SFT(Tree):
     """A stage that teaches roles by examples: those of `data`, for `epochs` passes or `max_steps` optimiser steps.
 
     `roles` None: every role that learns. `rows_per_step` counts the rows of one optimiser step, blocks of up to
     `max_length` tokens where `packing` puts short rows together; `microbatch_rows` (None: all of a step) is memory
     only. Rows longer than `max_length` tokens are left out and counted, never cut. `held_out` rows of each role are
-    not learned: the loss is measured on them.
+    not learned: the loss is measured on them. `epochs: auto` is MALT's rule: 10,000 rows, in 1 to 10 passes.
+    `start: base` begins from the weights that the recipe names, whatever was learned before.
     """
 
     kind: Literal["sft"]
     data: Block
     roles: tuple[str, ...] | None = None
-    epochs: Positive | None = None
+    start: Literal["current", "base"] = "current"
+    epochs: Positive | Literal["auto"] | None = None
     max_steps: Count | None = None
     learning_rate: Positive = 1e-5
     scheduler: Literal["constant", "linear", "cosine"] = "cosine"
@@ -305,4 +332,31 @@ class SFT(Tree):
     seed: int | None = None
 
 
-Stage = Annotated[Evaluate | SFT | RL, Discriminator("kind")]
+class DPO(Tree):
+    """A stage that teaches roles to prefer the good of two answers to one prompt (arXiv 2305.18290).
+
+    `data` is `tree`: the pairs of the collected trees. The reference of a role is its own checkpoint at the start of
+    the stage. `roles` None: every role that learns but a `generator` (MALT's default). `label_smoothing` is the share
+    of pairs that are taken to be the wrong way round. `adapter_scale` trains a second adapter on top of the frozen
+    first one and adds it at that scale afterwards; None trains the first one on. Sizes as for `sft`, in pairs.
+    """
+
+    kind: Literal["dpo"]
+    data: Block = Block(name="tree")
+    roles: tuple[str, ...] | None = None
+    beta: Positive = 0.2
+    label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
+    adapter_scale: NonNegative | None = None
+    epochs: Positive | Literal["auto"] | None = None
+    max_steps: Count | None = None
+    learning_rate: Positive = 1e-5
+    scheduler: Literal["constant", "linear", "cosine"] = "cosine"
+    warmup_steps: Annotated[int, Field(ge=0)] = 10
+    pairs_per_step: Count = 8
+    microbatch_pairs: Count | None = None
+    max_length: Count = 4096
+    checkpoint_every: Count | None = None
+    seed: int | None = None
+
+
+Stage = Annotated[Evaluate | Collect | SFT | DPO | RL, Discriminator("kind")]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
+import random
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -277,6 +278,26 @@ class Policy:
         """Drops the optimiser; the next step, or a checkpoint that holds one, makes a fresh one."""
         self._optimizer = self._scheduler = None
 
+    def replace_adapter(self, config: Any) -> None:
+        """Puts a fresh adapter, perhaps of another rank, in the place of this policy's own; the optimiser goes too."""
+        self.model.delete_adapter(self.adapter)
+        self.model.add_adapter(self.adapter, config)
+        self.model.train(self.model.training)  # a new adapter's dropout is on
+        self.model.set_adapter(self.adapter)  # PEFT has activated another one in the layers
+        self._parameters = []
+        self.forget_optimizer()
+
+    def restart(self, source: str | Path, seed: int) -> None:
+        """Forgets everything learned: the weights of `source` again, or a fresh adapter drawn from `seed`."""
+        if self.adapter is None:
+            fresh = type(self.model).from_pretrained(source, dtype=self.model.dtype)
+            self.model.load_state_dict(fresh.state_dict())
+            self.forget_optimizer()
+            return
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            self.replace_adapter(lora_config(self.settings))
+
     def scale_rate(self, factor: float) -> None:
         """Multiplies the learning rate from now on; checkpoints keep it."""
         for group in self._ready().param_groups:
@@ -314,8 +335,12 @@ class Policy:
             fresh = type(self.model).from_pretrained(place, dtype=self.model.dtype)
             self.model.load_state_dict(fresh.state_dict())
         else:
-            from peft import set_peft_model_state_dict
+            from peft import LoraConfig, set_peft_model_state_dict
 
+            saved: Any = LoraConfig.from_pretrained(str(place))
+            if saved.r != self.model.peft_config[self.adapter].r:  # adapters were stacked into one of a higher rank
+                saved.inference_mode = False
+                self.replace_adapter(saved)
             set_peft_model_state_dict(self.model, load_file(place / "adapter_model.safetensors"), self.adapter)
         if state is not None:
             data = torch.load(state / f"{self.name}.pt", weights_only=True)
@@ -336,11 +361,15 @@ def rate(name: str, step: int, warmup: int, total: int) -> float:
 
 
 def load_policies(
-    specs: Mapping[str, Any], where: Callable[[str], str | Path], total_steps: Mapping[str, int] | None = None
+    specs: Mapping[str, Any],
+    where: Callable[[str], str | Path],
+    total_steps: Mapping[str, int] | None = None,
+    seed: int = 0,
 ) -> dict[str, Policy]:
     """Loads every policy of a recipe; adapters over one model share its weights in memory.
 
-    `where` turns a model name into a folder or hub id; `total_steps` is the length of each policy's schedule.
+    `where` turns a model name into a folder or hub id; `total_steps` is the length of each policy's schedule. New
+    adapters are drawn from `seed` and their policy's name.
     """
     bases: dict[tuple[str, str], Any] = {}
     policies: dict[str, Policy] = {}
@@ -354,7 +383,10 @@ def load_policies(
         else:
             model = bases.get((source, str(dtype)))
             adapter = f"policy-{name}"  # never a part of PEFT's own prefix "lora_", which it would confuse
-            model = _with_adapter(model if model is not None else _model(source, dtype, spec), adapter, spec)
+            model = model if model is not None else _model(source, dtype, spec)
+            with torch.random.fork_rng():
+                torch.manual_seed(random.Random(f"{seed}/adapter/{name}").getrandbits(63))
+                model = _with_adapter(model, adapter, spec)
             bases[source, str(dtype)] = model
         if spec.gradient_checkpointing:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -379,20 +411,26 @@ def _tokenizer(source: str) -> Any:
     return AutoTokenizer.from_pretrained(source)
 
 
-def _with_adapter(model: Any, name: str, spec: Any) -> Any:
-    from peft import LoraConfig, PeftModel, get_peft_model
+def lora_config(spec: Any) -> Any:
+    """The adapter that a policy's settings describe."""
+    from peft import LoraConfig
 
-    config = LoraConfig(
+    return LoraConfig(
         r=spec.lora_r,
         lora_alpha=spec.lora_alpha or 2 * spec.lora_r,
         lora_dropout=spec.lora_dropout,
         target_modules=spec.target_modules or "all-linear",
         task_type="CAUSAL_LM",
     )
+
+
+def _with_adapter(model: Any, name: str, spec: Any) -> Any:
+    from peft import PeftModel, get_peft_model
+
     if isinstance(model, PeftModel):
-        model.add_adapter(name, config)
+        model.add_adapter(name, lora_config(spec))
         return model
-    return get_peft_model(model, config, adapter_name=name)
+    return get_peft_model(model, lora_config(spec), adapter_name=name)
 
 
 def _dtype(name: str) -> torch.dtype:

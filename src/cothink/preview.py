@@ -12,16 +12,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from cothink import rules, schedule_rules, suites, wiring
+from cothink import rules, schedule_rules, seating, suites, wiring
 from cothink.conversations import NotHere
-from cothink.parts import RL, SFT, Evaluate
+from cothink.evaluate_rules import QUESTIONS, SUBSETS
+from cothink.parts import DPO, RL, SFT, Block, Collect, Evaluate
 from cothink.recipe import Recipe
 from cothink.resolve import Problem, RecipeError, bind, effective, resolve
-from cothink.sft_rules import taught
+from cothink.sft_rules import passes, taught
 from cothink.tasks import DataError, data_root, report
 from cothink.types import Episode, Role, Task
 
 PLACEHOLDER = Task("check/0", "(a question of this data set)", "(its answer)")
+CHARACTERS = 4
+"""Characters of a token, for estimates: no tokenizer is loaded by a check."""
 SHOWN = 6
 """Turns of the scripted episode that are printed at most."""
 
@@ -33,6 +36,7 @@ class Data:
     rows: int | None
     first: Task
     note: str = ""
+    characters: float = 0.0  # of a question, on average
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,7 @@ def lines(recipe: Recipe) -> Iterator[str]:
         rows = "rows unknown" if found.rows is None else f"{found.rows:,} rows"
         yield f"tasks {name} ({recipe.tasks[name].name}): {rows}{': ' + found.note if found.note else ''}"
     for k, stage in enumerate(recipe.stages):
-        describe = {"rl": _rl, "sft": _sft}.get(stage.kind, _evaluate)
+        describe = {"rl": _rl, "sft": _sft, "dpo": _dpo, "collect": _collect}.get(stage.kind, _evaluate)
         yield from describe(f"stage {k}", recipe, stage, data, most)
     findings = rules.findings(recipe)
     for problem in (*findings.errors, *findings.warnings):
@@ -71,16 +75,22 @@ def lines(recipe: Recipe) -> Iterator[str]:
 
 def play(recipe: Recipe, task: Task, *, finish: bool = True) -> tuple[Episode, list[Any]]:
     """One episode with placeholder answers, and the calls it made; `finish` says the finish tag right away."""
-    from cothink import team
-    from cothink.engines import scripted
-
     if task is PLACEHOLDER:
         task = replace(task, meta={key: f"(the {key} of this task)" for key in wiring.needs(recipe)})
     roles = recipe.roles()
     run = resolve("workflow", recipe.team.workflow.name)
     tag = effective(run, recipe.team.workflow.options).get("finish_tag") if finish else None
-    engine = scripted.engine(_replies(roles, f" {tag}" if tag else ""))
-    workflow = bind(run, recipe.team.workflow.options, "team.workflow")
+    return _played(recipe, task, recipe.team.workflow, roles, _replies(roles, f" {tag}" if tag else ""))
+
+
+def _played(
+    recipe: Recipe, task: Task, block: Block, roles: Mapping[str, Role], reply: Callable[[Any], str]
+) -> tuple[Episode, list[Any]]:
+    from cothink import team
+    from cothink.engines import scripted
+
+    engine = scripted.engine(reply)
+    workflow = bind(resolve("workflow", block.name), block.options, "team.workflow")
     jobs = [team.Job(task, "check", recipe.seed)]
     played = asyncio.run(team.play(jobs, workflow, roles, dict.fromkeys(recipe.policies, engine)))
     return played.episodes[0], engine.calls
@@ -109,7 +119,10 @@ def _replies(roles: Mapping[str, Role], ending: str) -> Callable[[Any], str]:
 
 def _most(recipe: Recipe, task: Task) -> Calls:
     """Counts an episode in which nobody ever says the finish tag."""
-    episode, calls = play(recipe, task, finish=False)
+    return _count(*play(recipe, task, finish=False))
+
+
+def _count(episode: Episode, calls: Sequence[Any]) -> Calls:
     tokens = sum(call.n * call.sampling.max_tokens for call in calls)
     return Calls(Counter(turn.role for turn in episode.turns), tokens)
 
@@ -132,16 +145,28 @@ def _loaded(loader: str, options: Mapping[str, Any], where: str) -> Data:
     tasks = tasks if isinstance(tasks, Sequence) else list(tasks)
     if not tasks:
         raise RecipeError(Problem(where, "the loader returned no rows"))
-    return Data(len(tasks), tasks[0], report(tasks).replace("\n", "; "))
+    length = sum(len(task.question) for task in tasks) / len(tasks)
+    return Data(len(tasks), tasks[0], report(tasks).replace("\n", "; "), length)
 
 
 def _evaluate(label: str, recipe: Recipe, stage: Any, data: Mapping[str, Data], most: Calls) -> Iterator[str]:
     assert isinstance(stage, Evaluate)
     sets = {stage.on: data[stage.on]} if stage.suite is None else _suite(stage.suite)
+    if stage.workflow is not None or stage.roles is not None:
+        block, roles = seating.evaluated(recipe, stage), seating.seats(recipe, stage)
+        most = _count(*_played(recipe, data[stage.on].first, block, roles, _replies(roles, "")))
+    who = f"{stage.label} on" if stage.label else "on"
+    if stage.untrained:
+        who = f"{who.removesuffix('on')}with {' and '.join(stage.untrained)} untrained on"
+    if stage.protocol == "paper":
+        rows = SUBSETS * (stage.limit or QUESTIONS)
+        plays = _plays(rows, stage.episodes_per_task, most)
+        yield f"{label}: evaluate {who} {SUBSETS} random subsets of {stage.on}, {plays}"
+        return
     for name, found in sets.items():
         rows = found.rows if stage.limit is None else min(stage.limit, found.rows or stage.limit)
         note = f" ({found.note})" if stage.suite is not None and found.note else ""
-        yield f"{label}: evaluate on {name}, {_plays(rows, stage.episodes_per_task, most)}{note}"
+        yield f"{label}: evaluate {who} {name}, {_plays(rows, stage.episodes_per_task, most)}{note}"
 
 
 def _suite(suite: Any) -> dict[str, Data]:
@@ -172,14 +197,49 @@ def _rl(label: str, recipe: Recipe, stage: Any, data: Mapping[str, Data], most: 
         yield f"  ends early once {_tokens(stage.token_budget)} were sampled"
 
 
+def _collect(label: str, recipe: Recipe, stage: Any, data: Mapping[str, Data], most: Calls) -> Iterator[str]:
+    assert isinstance(stage, Collect)
+    found = data[stage.on]
+    episode, calls = _longest(recipe, stage, found)
+    parents = {p for turn in episode.turns for p in turn.parents}
+    leaves = sum(turn.id not in parents for turn in episode.turns)
+    branching = stage.branching or recipe.team.workflow.options.get("branching")
+    shape = f" of branching {list(branching)}" if branching else ""
+    yield f"{label}: collect on {stage.on}, a tree{shape} on every row; a tree is"
+    each = {"calls": len(calls), "completions": sum(call.n for call in calls), "leaves": leaves}
+    read = sum(len(m.content) for call in calls for m in call.messages) / CHARACTERS
+    said = sum(call.n * call.sampling.max_tokens for call in calls)
+    words = "{calls:,} calls ({calls:,} prompts to read), {completions:,} completions, {leaves:,} leaves"
+    yield f"  {words.format(**each)}, at most {_number(read)} prompt tokens and {_tokens(said)}"
+    rows = found.rows if stage.limit is None else min(stage.limit, found.rows or stage.limit)
+    if rows is None:
+        yield "  rows unknown: what all trees cost is said once the data is here"
+        return
+    whole = {key: rows * count for key, count in each.items()}
+    yield f"  in all {rows:,} trees, {words.format(**whole)}, at most {_number(rows * read)} prompt tokens"
+    hours = rows * said / stage.tokens_per_second / 3600
+    minutes = max(1, round(60 * hours))
+    time = f"{hours:.1f} hours" if hours >= 1 else f"{minutes} minute{'s' * (minutes > 1)}"
+    rate = f"{_number(stage.tokens_per_second)} new tokens a second (tokens_per_second of the stage)"
+    yield f"  and {_tokens(rows * said)}: {time} at {rate}"
+
+
+def _longest(recipe: Recipe, stage: Any, found: Data) -> tuple[Episode, list[Any]]:
+    """One tree in which every answer takes all the tokens it may, and the calls it made."""
+    task = replace(found.first, question="x" * max(1, round(found.characters)))
+    roles = seating.heated(recipe.roles(), stage.temperature)
+    block = seating.workflow(recipe, stage)
+    return _played(recipe, task, block, roles, lambda call: "x" * (CHARACTERS * call.sampling.max_tokens))
+
+
 def _sft(label: str, recipe: Recipe, stage: Any, data: Mapping[str, Data], most: Calls) -> Iterator[str]:
     assert isinstance(stage, SFT)
     names = taught(recipe, stage)
     roles = {name: role for name, role in recipe.roles().items() if name in names}
     policies = {roles[name].policy: [n for n in names if roles[n].policy == roles[name].policy] for name in names}
-    length = f"{stage.epochs:g} epoch{'s' * (stage.epochs != 1)}" if stage.epochs else f"{stage.max_steps:,} steps"
     blocks = f"packed blocks of up to {stage.max_length:,} tokens" if stage.packing else "rows"
-    yield f"{label}: sft of {' and '.join(names)} on {stage.data.name}, {length} of {stage.rows_per_step} {blocks} each"
+    step = f"{stage.rows_per_step} {blocks} each"
+    yield f"{label}: sft of {' and '.join(names)} on {stage.data.name}, {_length(stage)} of {step}"
     where = f"stages.{label.removeprefix('stage ')}.data"
     try:
         found = bind(resolve("conversations", stage.data.name, where), stage.data.options, where)(roles)
@@ -193,10 +253,27 @@ def _sft(label: str, recipe: Recipe, stage: Any, data: Mapping[str, Data], most:
         counts = {name: sum(example.role == name for example in found) for name in mine}
         rows = sum(counts.values()) - stage.held_out * len(mine)
         each = math.ceil(rows / stage.rows_per_step)
-        steps = f", at most {math.ceil(each * stage.epochs):,} steps" if stage.epochs else ""
+        steps = f", at most {math.ceil(each * passes(stage.epochs, rows)):,} steps" if stage.epochs else ""
         yield f"  policy {policy}: " + " + ".join(f"{n:,} of {role}" for role, n in counts.items()) + f" rows{steps}"
     yield from (f"  {note}" for note in found.notes)
     yield f"  rows longer than {stage.max_length:,} tokens are left out, which the run counts"
+
+
+def _dpo(label: str, recipe: Recipe, stage: Any, data: Mapping[str, Data], most: Calls) -> Iterator[str]:
+    assert isinstance(stage, DPO)
+    scale = "" if stage.adapter_scale is None else f", a second adapter at scale {stage.adapter_scale:g}"
+    smooth = f", label smoothing {stage.label_smoothing:g}" if stage.label_smoothing else ""
+    yield (
+        f"{label}: dpo of {' and '.join(taught(recipe, stage))} on pairs of {stage.data.name}, {_length(stage)} of "
+        f"{stage.pairs_per_step} pairs each, beta {stage.beta:g}{smooth}{scale}"
+    )
+    yield f"  pairs with a side longer than {stage.max_length:,} tokens are left out, which the run counts"
+
+
+def _length(stage: SFT | DPO) -> str:
+    if stage.epochs == "auto":
+        return "1 to 10 epochs by the number of rows"
+    return f"{stage.epochs:g} epoch{'s' * (stage.epochs != 1)}" if stage.epochs else f"{stage.max_steps:,} steps"
 
 
 def _plays(rows: int | None, each: int, most: Calls) -> str:

@@ -9,10 +9,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
-from cothink import presets, rules, source, wiring
-from cothink.parts import LATER, RL, Block, EnginePart, Name, PolicyPart, Stage, TeamPart, Tree
+from cothink import evaluate_rules, presets, rules, seating, source, wiring
+from cothink.parts import RL, Block, EnginePart, Name, PolicyPart, Stage, TeamPart, Tree
 from cothink.resolve import Problem, RecipeError, bind, listing, nearest, resolve, unknown
-from cothink.types import Role, Sampling
+from cothink.types import Role
 
 
 class Recipe(Tree):
@@ -63,17 +63,7 @@ class Recipe(Tree):
     def roles(self) -> dict[str, Role]:
         """The team's roles, with the workflow's system prompts where the recipe has none."""
         prompts = wiring.workflow_roles(self) or {}
-        seats = self.team.roles.items()
-        return {
-            name: Role(
-                name,
-                seat.policy,
-                (prompts.get(name) or "") if seat.system is None else seat.system,
-                seat.trainable,
-                Sampling(seat.temperature, seat.top_p, seat.top_k, seat.max_tokens, seat.stop),
-            )
-            for name, seat in seats
-        }
+        return {n: seating.seated(n, seat, prompts.get(n) or "") for n, seat in self.team.roles.items()}
 
     def _bind(self) -> None:
         """Resolves every name and binds every option once, so that nothing is left to fail later."""
@@ -85,6 +75,7 @@ class Recipe(Tree):
                 problems += error.problems
         _raise(problems)
         _raise(wiring.seats(self))
+        _raise(evaluate_rules.same_prompts(self))
 
 
 def _with_denominators(recipe: Recipe, stage: RL, tree: dict[str, Any]) -> dict[str, Any]:
@@ -104,12 +95,10 @@ def _stages(tree: Mapping[str, Any]) -> list[Any]:
     stages = tree["stages"]
     if not isinstance(stages, list | tuple):
         raise RecipeError(Problem("stages", "stages is a list", "- {kind: evaluate, on: test}"))
-    kinds = ("evaluate", "sft", "rl")
+    kinds = ("evaluate", "collect", "sft", "dpo", "rl")
     for k, stage in enumerate(stages):
         kind = stage.get("kind") if isinstance(stage, Mapping) else None
         where = f"stages.{k}.kind"
-        if kind in LATER:
-            raise RecipeError(Problem(where, f"{kind!r} stages are not there yet", f"one of: {listing(kinds)}"))
         if kind is None:
             raise RecipeError(Problem(where, "every stage needs a kind", f"kind: one of {listing(kinds)}"))
         if kind not in kinds:

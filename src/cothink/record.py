@@ -10,12 +10,14 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from cothink.types import Episode
+from cothink import seal
+from cothink.seal import write_atomic
+from cothink.types import Episode, Turn
 
 KEEP_CHECKPOINTS = 2
 STOPPED = "stopped.json"
@@ -48,13 +50,6 @@ def commit() -> str | None:
     return head.stdout.strip() + ("+" if dirty.stdout.strip() else "") if head.returncode == 0 else None
 
 
-def write_atomic(path: Path, text: str) -> None:
-    """Replaces a file in one move, so that a reader or a kill never meets half of it."""
-    temporary = path.with_name(path.name + ".part")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
-
-
 def _stopped(folder: Path) -> str:
     why = json.loads((folder / STOPPED).read_text(encoding="utf-8"))
     return (
@@ -64,18 +59,43 @@ def _stopped(folder: Path) -> str:
 
 
 def last_checkpoint(folder: Path) -> Path | None:
-    """The newest checkpoint of a run folder; None before the first."""
+    """The newest checkpoint of a run folder; None before the first, RunError where it is not what was written."""
     state = folder / "state.json"
     name = json.loads(state.read_text()).get("checkpoint") if state.exists() else None
-    return folder / "checkpoints" / name if name else None
+    if not name:
+        return None
+    place = folder / "checkpoints" / name
+    wrong = seal.damage(place)
+    if wrong is not None:
+        raise RunError(f"{place} is damaged: {wrong}. Run the recipe again: it goes on from the checkpoint before")
+    return place
 
 
 class Run:
-    """One run folder; `state` is where a resumed run goes on: {"stage", "step", ...}, empty for a fresh run."""
+    """One run folder; `state` is where a resumed run goes on: {"stage", "step", ...}, empty for a fresh run.
+
+    It belongs to this process until `close`. `notes` say what was wrong with what was found.
+    """
 
     def __init__(self, folder: Path, recipe_text: str, seed: int):
         self.folder = folder
         self.state: dict[str, Any] = {}
+        self.notes: list[str] = []
+        folder.mkdir(parents=True, exist_ok=True)
+        self._lock = seal.lock(folder)
+        if self._lock is None:
+            raise RunError(
+                f"another process ({(folder / seal.LOCK).read_text().strip() or 'unknown'}) works in {folder}: wait "
+                "for it, or give this run its own folder with --out"
+            )
+        try:
+            self._open(recipe_text, seed)
+        except BaseException:
+            self._lock.close()
+            raise
+
+    def _open(self, recipe_text: str, seed: int) -> None:
+        folder = self.folder
         known = folder / "recipe.yaml"
         if known.exists():
             if (folder / STOPPED).exists():
@@ -89,7 +109,6 @@ class Run:
         else:
             if (folder / "state.json").exists():
                 raise RunError(f"{folder} holds a checkpoint and no recipe.yaml: delete it, or name another with --out")
-            folder.mkdir(parents=True, exist_ok=True)
             self._write_manifest(seed)
             write_atomic(known, recipe_text)
         self._metrics = (folder / "metrics.jsonl").open("a", encoding="utf-8")
@@ -114,6 +133,9 @@ class Run:
         state = self.folder / "state.json"
         if state.exists():
             self.state = json.loads(state.read_text())
+            self._trust()
+        for part in self.checkpoints.glob("*.part"):
+            shutil.rmtree(part)
         kept = []
         metrics = self.folder / "metrics.jsonl"
         place = (self.state.get("stage", 0), self.state.get("step", 0))
@@ -126,6 +148,30 @@ class Run:
                 if (row["stage"], row["step"]) <= place or row["stage"] < place[0]:
                     kept.append(line)
             write_atomic(metrics, "".join(line + "\n" for line in kept))
+
+    def _trust(self) -> None:
+        """Goes back to the newest checkpoint that is what was written, where the last one is not."""
+        name = self.state.get("checkpoint")
+        wrong = seal.damage(self.checkpoints / name) if name else None
+        if wrong is None:
+            return
+        self.notes.append(f"checkpoint {name} is damaged: {wrong}")
+        whole = [p for p in self.checkpoints.iterdir() if p.name != name and seal.damage(p) is None]
+        if not whole:
+            raise RunError(
+                f"{self.checkpoints / name} is damaged ({wrong}), and there is no other to go back to: delete "
+                f"{self.folder} to begin anew, or put the checkpoint back"
+            )
+        self.state = max((seal.facts(p) for p in whole), key=lambda s: (s["stage"], s["step"], s["checkpoint"]))
+        self.notes.append(f"going back to checkpoint {self.state['checkpoint']}")
+        write_atomic(self.folder / "state.json", json.dumps(self.state, indent=2))
+        shutil.rmtree(self.checkpoints / name, ignore_errors=True)
+
+    @property
+    def place(self) -> Path | None:
+        """The checkpoint that `state` goes on from; None before the first."""
+        name = self.state.get("checkpoint")
+        return self.checkpoints / name if name else None
 
     def metrics(self, stage: int, step: int, values: Mapping[str, Any]) -> None:
         """Appends one line of metrics."""
@@ -181,9 +227,11 @@ class Run:
             policy.save(part)
             if hasattr(policy, "save_state"):
                 policy.save_state(part / "training")
+        self.state = {**state, "checkpoint": name}
+        seal.seal(part, self.state)
         shutil.rmtree(place, ignore_errors=True)  # only now: the state file may still point at it
         os.replace(part, place)
-        self.state = {**state, "checkpoint": name}
+        seal.sync(self.checkpoints)
         write_atomic(self.folder / "state.json", json.dumps(self.state, indent=2))
         old = sorted(p for p in self.checkpoints.iterdir() if p.is_dir() and p != place and p.name not in keep)
         for folder in old[: max(0, len(old) - (KEEP_CHECKPOINTS - 1))]:
@@ -200,14 +248,22 @@ class Run:
         write_atomic(self.folder / "state.json", json.dumps(self.state, indent=2))
 
     def close(self) -> None:
-        """Closes the metrics file."""
+        """Closes the metrics file and lets go of the folder."""
         self._metrics.close()
+        if self._lock is not None:
+            self._lock.close()
 
 
 def episode_row(
-    episode: Episode, returns: Mapping[str, float | None] | None = None, advantages: Mapping[str, Any] | None = None
+    episode: Episode,
+    returns: Mapping[str, float | None] | None = None,
+    advantages: Mapping[str, Any] | None = None,
+    pieces: Callable[[str, int], str] | None = None,
 ) -> dict[str, Any]:
-    """One episode as a JSON object: per-turn text, tokens, rewards, return and advantage."""
+    """One episode as a JSON object: per-turn text, tokens, rewards, return and advantage (one, or one per token).
+
+    With `pieces`, which says what a token of a policy reads as, every token and its log-prob is written too.
+    """
     returns, advantages = returns or {}, advantages or {}
     turns = []
     for turn in episode.turns:
@@ -225,7 +281,8 @@ def episode_row(
                 "finish_reason": c.finish_reason,
                 "version": c.version,
                 "return": returns.get(turn.id),
-                "advantage": advantages.get(turn.id),
+                "advantage": _advantage(advantages.get(turn.id)),
+                **({} if pieces is None or not c.logprobs else _tokens(turn, pieces)),
             }
         )
     return {
@@ -240,4 +297,19 @@ def episode_row(
         "verdict": episode.verdict,
         "rewards": [{"turn": s.turn, "name": s.name, "value": s.value, "to": s.to} for s in episode.rewards],
         "turns": turns,
+    }
+
+
+def _advantage(value: Any) -> Any:
+    """One number where all tokens of a turn have the same."""
+    if isinstance(value, list | tuple):
+        return value[0] if len(set(value)) == 1 else list(value)
+    return value
+
+
+def _tokens(turn: Turn, pieces: Callable[[str, int], str]) -> dict[str, Any]:
+    c = turn.completion
+    return {
+        "pieces": [pieces(turn.policy, token) for token in c.output_ids],
+        "logprobs": [round(p, 4) for p in c.logprobs],
     }

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from cothink import reward_rules, schedule_rules, sft_rules, suites, wiring
+from cothink import collect_rules, evaluate_rules, reward_rules, schedule_rules, sft_rules, suites, wiring
 from cothink.losses import RANGES
 from cothink.resolve import Problem, RecipeError, effective, listing, resolve, unknown
 
@@ -73,6 +73,7 @@ def findings(recipe: Recipe) -> Findings:
         found += reward_rules.findings(spot)
     found += _cold_start(recipe)
     found += _foreign_prompts(recipe)
+    found += sft_rules.findings(recipe)
     by_letter = {letter: tuple(p for p in found if p.code[0] == letter) for letter in "EWI"}
     return Findings(by_letter["E"], by_letter["W"], by_letter["I"])
 
@@ -126,7 +127,8 @@ def _learning(recipe: Recipe) -> Iterator[tuple[int, Any]]:
 
 def _estimator(s: _Spot) -> Iterator[Problem]:
     scope, name = s.estimator_options.get("scope"), s.estimator
-    if s.groups and s.episodes < 2:
+    siblings = scope == "prefix" and wiring.branches(s.recipe)  # a tree holds its own comparisons
+    if s.groups and s.episodes < 2 and not siblings:
         what = f"{name} compares the plays of one row, and there is only one"
         yield s.error("E03", "episodes_per_task", what, "2 or more, or estimator: rfpp")
     if scope == "prefix" and not wiring.branches(s.recipe):
@@ -303,7 +305,7 @@ def links(recipe: Recipe) -> list[Problem]:
     for name, role in roles.items():
         if role.policy not in policies:
             problems.append(unknown(f"team.roles.{name}.policy", "policy", role.policy, policies))
-    used = {role.policy for role in roles.values()}
+    used = {role.policy for role in roles.values()} | evaluate_rules.policies(recipe)
     for name in (p for p in policies if p not in used):
         problems.append(
             Problem(f"policies.{name}", "no role uses this policy", f"policy: {name} in a role", code="idle")
@@ -315,12 +317,16 @@ def links(recipe: Recipe) -> list[Problem]:
         if label is not None and labels.setdefault(label, k) != k:
             what = f"stage {labels[label]} has the label {label!r} too, and results are kept by label"
             problems.append(Problem(f"{where}.label", what, "a label of its own", code="E01"))
-        if stage.kind == "sft":
+        if stage.kind in ("sft", "dpo"):
             problems += sft_rules.links(recipe, stage, where)
         elif stage.kind == "evaluate" and stage.suite is not None:
             problems += suites.problems(stage.suite, f"{where}.suite")
         elif stage.on not in recipe.tasks:
             problems.append(unknown(f"{where}.on", "tasks", stage.on, recipe.tasks))
+        if stage.kind == "evaluate":
+            problems += evaluate_rules.links(recipe, stage, k)
+        if stage.kind == "collect":
+            problems += collect_rules.links(recipe, stage, k)
         if stage.kind == "rl":
             problems += _rl_links(recipe, stage, where)
     return problems

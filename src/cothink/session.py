@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cothink import models
-from cothink.parts import RL, SFT
+from cothink import models, wiring
+from cothink.parts import DPO, RL, SFT
 from cothink.recipe import Recipe
 from cothink.record import Run
 from cothink.resolve import bind, resolve
@@ -34,6 +34,12 @@ class Session:
     run: Run | None = None
     console: Any = None
     trackers: Any = None
+    alone: Any = None
+
+    @property
+    def answering(self) -> Any:
+        """The workflow as it is played for its answer alone, without turns that only training uses."""
+        return self.alone or self.workflow
 
     def say(self, text: str) -> None:
         """Prints one line, when there is somebody to read it."""
@@ -55,7 +61,7 @@ def assemble(recipe: Recipe, weights: Path | None = None, *, with_tasks: bool = 
     if inside:
         from cothink.policy import load_policies
 
-        policies = load_policies(inside, models.where, _schedule_lengths(recipe, tasks))
+        policies = load_policies(inside, models.where, _schedule_lengths(recipe, tasks), recipe.seed)
         if weights is not None:
             for policy in policies.values():
                 policy.load(weights)
@@ -66,15 +72,17 @@ def assemble(recipe: Recipe, weights: Path | None = None, *, with_tasks: bool = 
             from cothink.engines.openai import engine
 
             engines[name] = engine(part.model)
-    workflow = bind(resolve("workflow", recipe.team.workflow.name), recipe.team.workflow.options, "team.workflow")
-    return Session(recipe, recipe.roles(), workflow, policies, engines, tasks)
+    run, options = resolve("workflow", recipe.team.workflow.name), recipe.team.workflow.options
+    both = ({}, wiring.alone(recipe.team.workflow))
+    workflow, alone = (bind(run, {**options, **more}, "team.workflow") for more in both)
+    return Session(recipe, recipe.roles(), workflow, policies, engines, tasks, alone=alone)
 
 
 def load_tasks(recipe: Recipe) -> dict[str, Sequence[Task]]:
     """The task sets that the stages use."""
     used = set()
     for stage in recipe.stages:
-        if isinstance(stage, SFT):
+        if isinstance(stage, SFT | DPO):
             continue
         used.add(stage.on)
         if isinstance(stage, RL) and stage.evaluate is not None:

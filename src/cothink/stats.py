@@ -86,6 +86,18 @@ def paired_bootstrap(
     return bootstrap_mean(diffs, seed, resamples, level)
 
 
+def mean_interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """Student's 95 % interval of a mean; None for fewer than two values, or for equal ones, which say nothing of it."""
+    from scipy.stats import t
+
+    n = len(values)
+    if n < 2 or len(set(values)) == 1:
+        return None
+    mean = math.fsum(values) / n
+    half = float(t.ppf(0.975, n - 1)) * math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (n - 1) / n)
+    return mean - half, mean + half
+
+
 def pass_at_k(samples: int, right: int, k: int) -> float:
     """Unbiased chance that k of the drawn answers hold a right one (arXiv 2107.03374)."""
     if not 0 <= right <= samples or not 1 <= k <= samples:

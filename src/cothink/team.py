@@ -8,14 +8,45 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from cothink.types import Completion, Episode, Finish, Message, PlayError, Role, Task, TaskTooLong, Turn
+from cothink.types import (
+    CallFailed,
+    Completion,
+    Episode,
+    Finish,
+    Message,
+    PlayError,
+    Role,
+    Sampling,
+    Task,
+    TaskTooLong,
+    Turn,
+)
 
 if TYPE_CHECKING:
     from cothink.engines import Engine
 
 Workflow = Callable[[Task, "Team"], Awaitable[Finish]]
+
+
+class Listener(Protocol):
+    """Follows one episode while it is played; the ids of its turns are not yet those of the finished episode."""
+
+    def asks(self, role: Role) -> None: ...
+
+    def said(self, turn: Turn) -> None: ...
+
+
+class Memory(Protocol):
+    """Keeps the turns of one episode as they come, and knows those that were played before."""
+
+    def recall(self, ids: Sequence[str], prompt: tuple[int, ...]) -> list[Completion] | None: ...
+
+    def keep(self, turns: Sequence[Turn], place: int) -> None: ...
+
+    def failed(self, parents: Sequence[str], role: str, error: Exception) -> None: ...
+
 
 # The turn that comes "before" the next one, per asyncio task: branches under gather each follow their own line.
 _line: ContextVar[tuple[str, ...]] = ContextVar("cothink_line", default=())
@@ -106,7 +137,13 @@ class Chat:
         if schema is not None:
             sampling = replace(sampling, schema=schema)
         seed = stable_seed(team.seed, *parents, role.name, first)
-        done = await team.engine(role).generate(role.policy, messages, prompt, sampling, n, seed)
+        if team.listener is not None:
+            team.listener.asks(role)
+        ids = [_id(parents, role, first + k) for k in range(n)]
+        known = None if team.memory is None else team.memory.recall(ids, prompt)
+        done = known
+        if done is None:
+            done = await team._generate(role, messages, prompt, sampling, n, seed, parents)
         if len(done) != n:
             raise PlayError(f"the engine of policy {role.policy!r} returned {len(done)} completions, asked for {n}")
         turns = []
@@ -116,6 +153,8 @@ class Chat:
             after_ids = (*completion.prompt_ids, *completion.output_ids)
             team._chats[turn.id] = Chat(team, role, [*messages, Message("assistant", completion.text)], after_ids)
             turns.append(turn)
+        if team.memory is not None and known is None:
+            team.memory.keep(turns, first)
         _line.set(tuple(t.id for t in turns))
         return turns
 
@@ -123,11 +162,17 @@ class Chat:
 class Team:
     """The roles of one episode at the table; records every turn with its parents."""
 
-    def __init__(self, roles: Mapping[str, Role], engines: Mapping[str, Engine], seed: int = 0):
-        self.roles, self.seed = dict(roles), seed
+    def __init__(
+        self,
+        roles: Mapping[str, Role],
+        engines: Mapping[str, Engine],
+        seed: int = 0,
+        listener: Listener | None = None,
+        memory: Memory | None = None,
+    ):
+        self.roles, self.seed, self.listener, self.memory = dict(roles), seed, listener, memory
         self._engines = engines
         self._turns: dict[str, Turn] = {}
-        self._depth: dict[str, int] = {}
         self._place_of: dict[str, int] = {}  # turn id -> its place among the turns of one role under the same parents
         self._places: Counter[tuple] = Counter()
         self._chats: dict[str, Chat] = {}
@@ -153,19 +198,25 @@ class Team:
 
     def turns(self, finish: Finish) -> tuple[tuple[Turn, ...], Finish]:
         """All turns in an order that does not depend on who answered first, renumbered `0`, `1`, ... and the finish."""
-        number: dict[str, int] = {}
-        levels: dict[int, list[Turn]] = {}
-        for turn in self._turns.values():
-            levels.setdefault(self._depth[turn.id], []).append(turn)
-        for depth in sorted(levels):  # parents are numbered before their children are compared
-            key = {t.id: ([number[p] for p in t.parents], t.role, self._place_of[t.id]) for t in levels[depth]}
-            for turn in sorted(levels[depth], key=lambda t: key[t.id]):
-                number[turn.id] = len(number)
-        name = {old: str(k) for old, k in number.items()}
-        turns = tuple(
-            replace(self._turns[i], id=name[i], parents=tuple(name[p] for p in self._turns[i].parents)) for i in number
-        )
-        return turns, replace(finish, turn=name.get(finish.turn) if finish.turn else None)
+        return numbered(self._turns.values(), self._place_of, finish)
+
+    async def _generate(
+        self,
+        role: Role,
+        messages: Sequence[Message],
+        prompt: tuple[int, ...],
+        sampling: Sampling,
+        n: int,
+        seed: int,
+        parents: tuple[str, ...],
+    ) -> list[Completion]:
+        try:
+            return await self.engine(role).generate(role.policy, messages, prompt, sampling, n, seed)
+        except Exception as error:
+            if self.memory is None:
+                raise
+            self.memory.failed(parents, role.name, error)
+            raise CallFailed(f"{role.name}: {type(error).__name__}: {error}") from error
 
     def _parents(self, after: Turn | Sequence[Turn] | None, role: Role) -> tuple[str, ...]:
         if after is None:
@@ -184,12 +235,11 @@ class Team:
     def _add(
         self, parents: tuple[str, ...], role: Role, completion: Completion, text: str, round: int, place: int
     ) -> Turn:
-        turn = Turn(
-            f"{stable_seed(*parents, role.name, place):016x}", parents, role.name, role.policy, completion, text, round
-        )
+        turn = Turn(_id(parents, role, place), parents, role.name, role.policy, completion, text, round)
         self._turns[turn.id] = turn
-        self._depth[turn.id] = 1 + max((self._depth[p] for p in parents), default=-1)
         self._place_of[turn.id] = place
+        if self.listener is not None:
+            self.listener.said(turn)
         return turn
 
     def _chat_after(self, turn: Turn) -> Chat:
@@ -198,13 +248,50 @@ class Team:
         return self._chats[turn.id].fork()
 
 
+def _id(parents: Sequence[str], role: Role, place: int) -> str:
+    """The id of a turn while it is played: a digest of its way from the root, whatever is said there."""
+    return f"{stable_seed(*parents, role.name, place):016x}"
+
+
+def in_order(turns: Iterable[Turn], place_of: Mapping[str, int]) -> list[str]:
+    """Ids of turns, parents before those who answer them, in an order that does not depend on who answered first.
+
+    `turns` come in any order that has parents first; `place_of` gives each one's place among the turns of its role
+    under the same parents.
+    """
+    depth: dict[str, int] = {}
+    levels: dict[int, list[Turn]] = {}
+    for turn in turns:
+        depth[turn.id] = 1 + max((depth[p] for p in turn.parents), default=-1)
+        levels.setdefault(depth[turn.id], []).append(turn)
+    number: dict[str, int] = {}
+    for level in sorted(levels):  # parents are numbered before their children are compared
+        key = {t.id: ([number[p] for p in t.parents], t.role, place_of[t.id]) for t in levels[level]}
+        for turn in sorted(levels[level], key=lambda t: key[t.id]):
+            number[turn.id] = len(number)
+    return list(number)
+
+
+def numbered(turns: Iterable[Turn], place_of: Mapping[str, int], finish: Finish) -> tuple[tuple[Turn, ...], Finish]:
+    """The turns `in_order`, renumbered `0`, `1`, ..., and the finish that names one of them."""
+    by_id = {turn.id: turn for turn in turns}
+    name = {old: str(k) for k, old in enumerate(in_order(by_id.values(), place_of))}
+    done = tuple(replace(by_id[i], id=name[i], parents=tuple(name[p] for p in by_id[i].parents)) for i in name)
+    return done, replace(finish, turn=name.get(finish.turn) if finish.turn else None)
+
+
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One episode to play: the task, the episode's id and its seed."""
+    """One episode to play: the task, the episode's id and its seed.
+
+    `listener` hears it as it is played, `memory` keeps its turns and knows those of an earlier attempt.
+    """
 
     task: Task
     id: str
     seed: int
+    listener: Listener | None = None
+    memory: Memory | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +335,7 @@ async def play(
         nonlocal done
         async with gate:
             _line.set(())
-            team = Team(roles, engines, job.seed)
+            team = Team(roles, engines, job.seed, job.listener, job.memory)
             try:
                 async with asyncio.timeout(deadline):
                     finish = await workflow(job.task, team)

@@ -15,6 +15,14 @@ class TaskTooLong(PlayError):
     """The task's own first prompt does not fit the context: the task is rejected and the run continues."""
 
 
+class NoRoom(PlayError):
+    """A prompt leaves no room for an answer in the model's context."""
+
+
+class CallFailed(PlayError):
+    """One call of an engine failed while its episode is kept: the workflow may go on without that turn."""
+
+
 StopReason = Literal["stop", "length", "void", "error"]
 """Why one completion ended: end token or stop string, token limit, no generation at all, a failed call."""
 

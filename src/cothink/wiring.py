@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from cothink import seating
 from cothink.resolve import Problem, RecipeError, bind, effective, listing, nearest, resolve
 
 if TYPE_CHECKING:
@@ -20,6 +22,10 @@ def blocks(recipe: Recipe) -> list[tuple[str, str, Block]]:
     for k, stage in enumerate(recipe.stages):
         if stage.kind == "sft":
             found.append(("conversations", f"stages.{k}.data", stage.data))
+        if stage.kind == "collect":
+            found.append(("workflow", f"stages.{k}", seating.workflow(recipe, stage)))
+        if stage.kind == "evaluate" and stage.workflow is not None:
+            found.append(("workflow", f"stages.{k}.workflow", seating.evaluated(recipe, stage)))
         if stage.kind == "rl":
             found += [("reward", f"stages.{k}.rewards.{j}", block) for j, block in enumerate(stage.rewards)]
             found.append(("estimator", f"stages.{k}.estimator", stage.estimator))
@@ -43,16 +49,21 @@ def expected_turns(recipe: Recipe) -> int:
 
 
 def _beside_workflow(recipe: Recipe, function: str, constant: str) -> Any:
-    run = resolve("workflow", recipe.team.workflow.name, "team.workflow")
+    return declared(recipe.team.workflow, function, constant)
+
+
+def declared(block: Block, function: str, constant: str, where: str = "team.workflow") -> Any:
+    """What a workflow's module says beside it: `function` of its options, else `constant`; None where there is none."""
+    run = resolve("workflow", block.name, where)
     module = sys.modules.get(run.__module__)
     declare = getattr(module, function, None)
     if not callable(declare):
         return getattr(module, constant, None)
-    options = bind(run, recipe.team.workflow.options, "team.workflow").keywords  # type: ignore[attr-defined]
+    options = bind(run, block.options, where).keywords  # type: ignore[attr-defined]
     try:
         return declare(**effective(run, options))
     except ValueError as error:  # options that contradict one another
-        raise RecipeError(Problem("team.workflow", str(error), code="E01")) from None
+        raise RecipeError(Problem(where, str(error), code="E01")) from None
 
 
 def seats(recipe: Recipe) -> list[Problem]:
@@ -76,6 +87,13 @@ def branches(recipe: Recipe) -> bool:
     """Whether the workflow samples sibling turns: its module's `branches(**options)`; user code without it may."""
     found = _beside_workflow(recipe, "branches", "BRANCHES")
     return ":" in recipe.team.workflow.name if found is None else bool(found)
+
+
+def alone(block: Block) -> Mapping[str, Any]:
+    """The options under which a workflow is played for its answer alone: those of its `ALONE` that the block sets."""
+    run = resolve("workflow", block.name, "team.workflow")
+    found = getattr(sys.modules.get(run.__module__), "ALONE", {})
+    return {name: value for name, value in found.items() if name in block.options}
 
 
 def needs(recipe: Recipe) -> tuple[str, ...]:

@@ -84,7 +84,7 @@ def test_figures_by_hand():
     assert found["per_task"] == {"one/a": 0.5, "one/b": 0.5, "one/c": 0.25, "two/dd": 0.0}
     assert found["low"] < found["accuracy"] < found["high"]  # bootstrap over questions
     assert (found["tokens"], found["calls"], found["rounds"]) == (16, 16, 1.0)  # one id for each text
-    assert found["roles"]["solver"] == {"turns": 16, "tokens": 16, "cut": 0.0, "void": 0.0}
+    assert found["roles"]["solver"] == {"turns": 16, "tokens": 16, "prompt_tokens": 32, "cut": 0.0, "void": 0.0}
 
 
 def test_one_play_a_question_is_a_proportion():

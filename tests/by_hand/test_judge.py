@@ -12,7 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cothink.engines.scripted import engine as scripted
+from cothink.stages.answers import row_of
 from cothink.stages.judging import swap_consistency
+from cothink.stages.reports import markdown, table
+from cothink.stages.summary import summarise
 from cothink.tasks import DataError, judge, judgebench, question_key_of, wordpairs, wordsums
 from cothink.team import Job, play
 from cothink.types import Completion, Episode, Finish, PlayError, Role, Task
@@ -214,11 +217,13 @@ def test_row34_the_prompts_ask_for_what_is_graded():
 
 
 def verdicts(*said):
-    """Plays of pairs whose better answer is the given order's A: (text for the given order, for the swapped one)."""
+    """Rows of pairs whose better answer is the given order's A: (text for the given order, for the swapped one)."""
     for k, texts in enumerate(said):
         for order, text, gold in zip(("given", "swapped"), texts, "AB"):
-            task = Task(f"t{k}/{order}", "q", gold, {"pair": f"t{k}", "order": order})
-            yield Episode(f"{task.id}#0", task, (), Finish("finished", text))
+            meta = {"pair": f"t{k}", "order": order, "kind": "verdict"}
+            task = Task(f"t{k}/{order}", "q", gold, meta)
+            right = "right" if find_verdict(text) == gold else "wrong" if find_verdict(text) else "unparsable"
+            yield row_of(Episode(f"{task.id}#0", task, (), Finish("finished", text), verdict=right), "pairs", 0)
 
 
 def test_row34_order_swap_consistency():
@@ -226,4 +231,16 @@ def test_row34_order_swap_consistency():
     found = swap_consistency(verdicts(("[[A]]", "[[B]]"), ("[[B]]", "[[A]]"), ("[[A]]", "[[A]]"), ("[[A]]", "none")))
     assert found == {"pairs": 4, "consistent": 0.5, "right": 0.25, "invalid": 0.25, "first": pytest.approx(5 / 7)}
     alone = list(verdicts(("[[A]]", "[[B]]")))[:1]
-    assert swap_consistency(alone) == {"pairs": 0, **dict.fromkeys(("consistent", "right", "invalid", "first"))}
+    assert swap_consistency(alone) is None
+    silent = swap_consistency(verdicts(("none", "none")))
+    assert silent == {"pairs": 1, "consistent": 0.0, "right": 0.0, "invalid": 1.0, "first": None}
+
+
+def test_row34_an_evaluation_says_how_verdicts_hold():
+    rows = list(verdicts(("[[A]]", "[[B]]"), ("[[A]]", "[[A]]")))
+    figures = summarise(rows)
+    assert figures["swap"] == {"pairs": 2, "consistent": 0.5, "right": 0.5, "invalid": 0.0, "first": 0.75}
+    results = {"systems": {"judge": {**figures, "failures": {}}}, "sets": ["pairs"]}
+    assert "| judge | 2 | 50.0 % | 50.0 % | 0.0 % | 75.0 % |" in markdown(results)
+    assert "judge,all,,swap first,0.75,,,2" in table(results)
+    assert "swap" not in summarise([{k: v for k, v in row.items() if k != "pair"} for row in rows])

@@ -92,6 +92,18 @@ def test_rewards_by_name_and_by_role():
     assert metrics.of_rewards([]) == {}
 
 
+def test_intervals_are_over_rows_not_over_plays():
+    """Rows of means (0 + .75) / 2 = .375 and .75: mean .5625, +- 12.7062 x .1875 (one degree of freedom)."""
+    other = replace(LONG, task=replace(TASK, id="other"))
+    found = metrics.of_rewards([LONG, SHORT, other])
+    assert found["reward_low"] == pytest.approx(0.5625 - 12.7062 * 0.1875, abs=1e-4)
+    assert found["reward_high"] == pytest.approx(0.5625 + 12.7062 * 0.1875, abs=1e-4)
+    assert found["meta/reward_low"] == pytest.approx(0.375 - 12.7062 * 0.125, abs=1e-4)  # rows of .25 and .5
+    grades = metrics.of_episodes([LONG, SHORT, other])
+    assert grades["accuracy_high"] == pytest.approx(0.75 + 12.7062 * 0.25, abs=1e-4)  # rows of .5 and 1
+    assert not [k for k in metrics.of_rewards([LONG, SHORT]) if k.endswith("_low")]
+
+
 def test_net_push_and_what_the_advantages_do_to_the_entropy():
     scored = credit.scored([LONG, SHORT])
     values = {("a", "0"): 1.0, ("a", "2"): 1.0, ("b", "0"): -2.0, ("a", "1"): [0.5] * 4, ("a", "3"): [-1.0, -1.0]}

@@ -152,6 +152,7 @@ def test_a_budget_that_the_filter_spends_ends_the_stage_before_its_first_step(tm
     players = Players()
     s, log = session(players, tmp_path, schedule=PHASES, filter=FILTER, token_budget=44)
     assert train(s) == {} and log == [] and len(players.engine.calls) == 44
+    s.run.close()
     again, log = session(players, tmp_path, schedule=PHASES, filter=FILTER, token_budget=44)
     assert train(again) == {} and log == [] and not players.engine.calls  # the new session's engine was not asked
 

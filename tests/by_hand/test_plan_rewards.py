@@ -8,13 +8,16 @@ from functools import partial
 
 import pytest
 
+from cothink import wiring
 from cothink.credit import scored, turn_returns
 from cothink.engines.scripted import engine as scripted
 from cothink.estimators import rloo
 from cothink.recipe import Recipe
-from cothink.resolve import RecipeError
+from cothink.resolve import RecipeError, bind
 from cothink.rewards import Reward, actions, answer, consistency, judge, score
 from cothink.samples import samples
+from cothink.session import Session
+from cothink.stages.answers import ask
 from cothink.stages.playing import grade
 from cothink.team import Job, play
 from cothink.types import Completion, Episode, Finish, Role, Sampling, Task, Turn
@@ -209,6 +212,19 @@ ONLY = "stages.0.rewards=[{name: %s, role: meta}]"
 def test_recipes_that_could_not_mean_anything_are_refused(overrides, message):
     with pytest.raises(RecipeError, match=message):
         Recipe.load(TREE, overrides)
+
+
+def test_an_evaluation_samples_one_answer_to_a_plan():
+    """Siblings are for training: an evaluation grades the first, which is the same one whatever comes beside it."""
+    several = Recipe.load(TREE, ["team.workflow.n_solutions=4"])
+    plain = Recipe.load(TREE).team.workflow
+    assert wiring.alone(several.team.workflow) == {"n_solutions": 1} and wiring.alone(plain) == {}
+    run = {n: bind(rema.run, {"max_turns": 1, "n_solutions": n}, "w") for n in (1, 4)}
+    engine = scripted(["plan", RIGHT])
+    made = Session(several, several.roles(), run[4], {}, {"m": engine}, {"train": [TASK]}, alone=run[1])
+    rows, _ = asyncio.run(ask(made, {"train": [TASK]}, 1, 0))
+    assert [call.n for call in engine.calls] == [1, 1] and [row["accuracy"] for row in rows] == [1.0]
+    assert len(rows[0]["turns"]) == 2
 
 
 def test_recipes_with_enough_answers_or_actions_load():

@@ -126,7 +126,7 @@ def test_a_misspelt_name_is_an_error_with_its_place_and_the_nearest_name(overrid
         ("stages.1.steps=many", ("stages.1.steps", "integer")),
         ("team.roles.meta.top_p=1.5", ("team.roles.meta.top_p", "less than or equal to 1")),
         ("~stages.1.steps", ("stages.1.steps", "missing")),
-        ("stages.1.kind=dpo", ("stages.1.kind", "not there yet")),
+        ("stages.1.kind=dpo", ("stages.1.steps", "unknown key")),
         ("~team.roles.meta", ("team.roles", "needs the role 'meta'")),
         ("team.roles.judge={policy: main}", ("team.roles.judge", "no role 'judge'")),
         ("policies.spare={model: builtin:tiny}", ("policies.spare", "no role uses")),

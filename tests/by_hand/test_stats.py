@@ -54,3 +54,9 @@ def test_votes():
         assert stats.majority([None if v == "-" else v for v in votes]) == want
 
     assert stats.majority(["3", "1/2", "0.5"], same=lambda a, b: Fraction(a) == Fraction(b)) == "1/2"
+
+
+def test_students_interval_by_hand():
+    """1..5: mean 3, s / sqrt(5) = 0.70711, and 4 degrees of freedom have the quantile 2.77645."""
+    assert stats.mean_interval([1, 2, 3, 4, 5]) == pytest.approx((3 - 1.96324, 3 + 1.96324), abs=1e-5)
+    assert stats.mean_interval([1.0]) is None and stats.mean_interval([2.0, 2.0, 2.0]) is None

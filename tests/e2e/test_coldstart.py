@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("trl")
 
 import cothink
-from cothink import api
+from cothink import record
 from cothink.record import Run
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -53,7 +53,7 @@ def test_a_run_that_died_after_the_cold_start_goes_on_from_its_checkpoint(tmp_pa
         patch.setattr(Run, "metrics", metrics)
         with pytest.raises(AssertionError, match="killed"):
             cothink.run(recipe, small, out=tmp_path / "cut")
-    assert api.last_checkpoint(tmp_path / "cut") is not None
+    assert record.last_checkpoint(tmp_path / "cut") is not None
     again = cothink.run(recipe, small, out=tmp_path / "cut")
     for label in ("before", "taught", "after"):
         one, two = ({k: v for k, v in r.results[label].items() if k != "seconds"} for r in (whole, again))

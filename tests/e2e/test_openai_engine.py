@@ -117,3 +117,15 @@ def test_a_frozen_outside_role_beside_a_trained_one(url, tiny_folder, tmp_path):
     (row,) = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert row["small/updates"] == 1 and row["samples"] == 4 and "big/updates" not in row
     assert row["meta/turns"] == 4 and row["meta/tokens_per_turn"] == 7
+
+
+def test_each_event_loop_has_its_own_connections(url):
+    """A closed loop's place in memory may be the next one's: its connections must not be."""
+    outside = engine(f"openai:m@{url}")
+
+    async def twice():
+        return outside._client(), outside._client()
+
+    runs = [asyncio.run(twice()) for _ in range(5)]
+    assert all(one is two for one, two in runs) and len({id(one) for one, _ in runs}) == 5
+    assert len(outside._clients) == 1

@@ -132,8 +132,10 @@ def test_a_frozen_policy_stays_bit_identical(recipe, tiny_folder):
     assert not all(torch.equal(start[k], now["reasoning"][k]) for k in start)
 
 
-def test_a_failed_and_resumed_run_equals_an_uninterrupted_one(recipe, rewards, tmp_path):
-    """rema §7 row 42."""
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_failed_and_resumed_run_equals_an_uninterrupted_one(recipe, rewards, tmp_path, damaged):
+    """rema §7 row 42; a checkpoint that is not what was written is passed over for the one before."""
+    recipe["stages"][1]["checkpoint_every"] = 1
     whole = cothink.run(recipe, out=tmp_path / "whole")
     rewards.calls, rewards.fail_at = 0, 12 * 2 + 5  # in the third step
     with pytest.raises(RuntimeError, match="the grader went away"):
@@ -141,6 +143,9 @@ def test_a_failed_and_resumed_run_equals_an_uninterrupted_one(recipe, rewards, t
     state = json.loads((tmp_path / "parts/state.json").read_text())
     assert (state["stage"], state["step"]) == (1, 2)
     rewards.fail_at = None
+    if damaged:
+        newest = last_checkpoint(tmp_path / "parts") / "meta" / "model.safetensors"
+        newest.write_bytes(newest.read_bytes()[:-100])
     parts = cothink.run(recipe, out=tmp_path / "parts")
     assert metrics(parts.folder) == metrics(whole.folder)
     a, b = weights(whole.folder), weights(parts.folder)

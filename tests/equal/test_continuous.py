@@ -117,8 +117,13 @@ def test_new_weights_forget_old_states(tiny_folder):
     assert said(after) == said(asyncio.run(chats(local_engine({"a": policy}), "a", TEXTS, sampling))) != said(before)
 
 
-def test_bfloat16_copy_follows_the_weights_within_its_gap(tiny_folder):
-    policy = policies(tiny_folder, a={})["a"]
+@pytest.mark.parametrize("kind", [{}, {"lora_r": 4}], ids=["full", "adapter"])
+def test_bfloat16_copy_follows_the_weights_within_its_gap(tiny_folder, kind):
+    policy = policies(tiny_folder, a=kind)["a"]
+    with torch.no_grad():
+        for p in policy.parameters():
+            if kind:  # a fresh adapter says nothing
+                p.copy_(torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel())) * 0.1)
     engine, exact = local_engine({"a": policy}, dtype="bfloat16"), local_engine({"a": policy})
     sampling = Sampling(temperature=0.0, max_tokens=1)
     for _ in range(2):

@@ -250,3 +250,17 @@ def test_learning_rate_schedules():
     assert rate("linear", 6, 2, 10) == pytest.approx(0.5)
     assert rate("cosine", 6, 2, 10) == pytest.approx(0.5)
     assert rate("linear", 10, 2, 10) == 0.0
+
+
+def test_a_new_adapter_is_drawn_from_the_recipes_seed_and_its_name(tiny_folder):
+    """A run that died before its first checkpoint starts again with the same adapters."""
+
+    def first(seed):
+        kinds = {n: PolicyPart(model=str(tiny_folder), lora_r=4) for n in ("one", "two")}
+        found = load_policies(kinds, str, seed=seed)
+        return {n: torch.cat([w.flatten() for w in p.parameters()]) for n, p in found.items()}
+
+    torch.rand(3)  # whatever happened before
+    a, b, c = first(1), first(1), first(2)
+    assert all(torch.equal(a[n], b[n]) and not torch.equal(a[n], c[n]) for n in a)
+    assert not torch.equal(a["one"], a["two"])

@@ -11,7 +11,7 @@ import torch
 
 pytest.importorskip("trl")
 
-from cothink import api
+from cothink import api, record
 from cothink.batch import pad
 from cothink.parts import PolicyPart
 from cothink.policy import load_policies
@@ -61,7 +61,7 @@ def run(folder, data, out, **options):
 def weights(out, policy="shared"):
     from safetensors.torch import load_file
 
-    (file,) = (api.last_checkpoint(out) / policy).glob("*.safetensors")  # type: ignore[operator]
+    (file,) = (record.last_checkpoint(out) / policy).glob("*.safetensors")  # type: ignore[operator]
     return load_file(file)
 
 

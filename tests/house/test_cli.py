@@ -10,7 +10,6 @@ import pytest
 
 from cothink import api, cli, models, preview
 from cothink.recipe import Recipe
-from cothink.types import Turn
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
@@ -61,7 +60,7 @@ def fresh(*arguments: object) -> subprocess.CompletedProcess:
 def test_help_lists_every_command_and_imports_nothing_heavy():
     done = fresh("--help")
     assert done.returncode == 0 and done.stderr.strip() == "[]"
-    for command in ("run", "check", "evaluate", "solve", "models", "new", "env", "verify"):
+    for command in ("run", "check", "evaluate", "solve", "chat", "serve", "export", "models", "new", "env", "verify"):
         assert f"  {command} " in done.stdout
 
 
@@ -169,15 +168,6 @@ def test_run_passes_overrides_and_folder(small, tmp_path, capsys, monkeypatch):
     assert f"done: {tmp_path / 'r'}" in capsys.readouterr().out
     assert call("run", small, "stages.1.unfinished=zero", "--out", tmp_path / "r") == 0
     assert "[W08]" in capsys.readouterr().err
-
-
-def test_solve_prints_only_the_answer_on_stdout(tmp_path, capsys, monkeypatch):
-    turns = (Turn("0", (), "meta", "m", None, "add them"), Turn("1", ("0",), "reasoning", "r", None, "\\boxed{4}"))  # type: ignore[arg-type]
-    solution = api.Solution("\\boxed{4}", "4", turns, "finished")
-    monkeypatch.setattr(api, "load_team", lambda folder: NS(solve=lambda question: solution))
-    assert call("solve", "2 + 2?", "--team", tmp_path) == 0
-    found = capsys.readouterr()
-    assert found.out == "4\n" and found.err == "meta: add them\nreasoning: \\boxed{4}\n"
 
 
 def test_verify_grades_one_answer_and_a_file_in_order(tmp_path, capsys):

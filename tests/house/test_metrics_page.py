@@ -15,6 +15,7 @@ WORDS = {"ROLE": "(?:meta|reasoning)", "POLICY": "(?:one|two)", "NAME": r"[\w.]+
 RARE = {
     "failed/NAME", "required_rounds", "early_finish", "watch", "watch/action", "POLICY/skipped_updates",
     "action/NAME/level", "action/NAME/share", "action/NAME/count",
+    "accuracy_low", "accuracy_high", "reward_low", "reward_high", "ROLE/reward_low", "ROLE/reward_high",
 }  # fmt: skip
 """Keys of things that do not happen in these runs; other tests make them happen."""
 

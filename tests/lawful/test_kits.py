@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import json
 import random
 import subprocess
 import sys
@@ -34,6 +35,10 @@ MORE = [
     ("workflow", "rema", {"max_turns": 2, "order": ["meta", "critic", "reasoning"], "finisher": "critic"}),
     ("workflow", "rema", {"max_turns": 1, "n_solutions": 4}),
     ("workflow", "rema", {"max_turns": 1, "actions": True, "constrain": True}),
+    ("workflow", "malt", {"branching": [2, 2, 3]}),
+    ("workflow", "malt", {"order": ["generator", "refiner"], "branching": [1, 2]}),
+    ("workflow", "malt", {"order": ["generator", "verifier"], "carry_forward": True}),
+    ("workflow", "malt", {"order": ["generator", "verifier", "refiner", "verifier", "refiner"]}),
     *(("workflow", "judge", {"form": form}) for form in ("vrp", "mrp")),
     ("estimator", "grpo", {"scope": "task", "weighting": "episode"}),
     ("estimator", "rloo", {"scope": "anchor"}),
@@ -113,7 +118,8 @@ def test_it_keeps_the_rules(kind, name, options):
     elif kind == "conversations":
         if name in OFF_DATA and not data_root().is_dir():
             pytest.skip("needs the data folder, see COTHINK_DATA")
-        given = {"files": {"path": str(_chats())}}.get(name, {"count": 20} if name.startswith("word") else {})
+        mine = {"files": {"path": str(_chats())}, "tree": {"store": str(_trees())}}
+        given = mine.get(name, {"count": 20} if name.startswith("word") else {})
         checks.check_conversations(function, options=given)
     else:
         if name in OFF_DATA and not data_root().is_dir():
@@ -139,6 +145,30 @@ def _pairs() -> Path:
     path = Path(tempfile.mkdtemp()) / "pairs.jsonl"
     path.write_text("".join(f'{{"prompt": "q{k}", "chosen": "a{k}", "rejected": "b{k}"}}\n' for k in range(4)))
     return path
+
+
+def _trees() -> Path:
+    """A collected tree: two plans, the first with two right answers, the second with two wrong ones."""
+
+    def call(role: str, parents: list[str], *said: tuple[str, str]) -> dict:
+        turns = [{"id": name, "text": text, "output_ids": [k + 5], "finish_reason": "stop", "version": 0}
+                 for k, (name, text) in enumerate(said)]  # fmt: skip
+        return {"task": "t", "parents": parents, "role": role, "policy": "main", "round": len(parents), "place": 0,
+                "prompt_ids": [1, 2, *map(ord, "".join(parents))], "turns": turns}  # fmt: skip
+
+    lines = [
+        {"task": "t", "question": "1 + 1?", "answer": "2", "meta": {}},
+        call("meta", [], ("a", "Add."), ("b", "Take.")),
+        call("reasoning", ["a"], ("c", "2"), ("d", "so 2")),
+        call("reasoning", ["b"], ("e", "0"), ("f", "so 0")),
+        {"task": "t", "finish": ["finished", "2", "2"], "holes": 0,
+         "grades": {"2": ["right", "2"], "3": ["right", "2"], "4": ["wrong", "0"], "5": ["wrong", "0"]}},
+    ]  # fmt: skip
+    folder = Path(tempfile.mkdtemp())
+    facts = {"format": 1, "split": "train", "round": 0, "roles": {}, "workflow": {"name": "malt", "branching": [2, 2]}}
+    (folder / "header.json").write_text(json.dumps(facts))
+    (folder / "trees.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
 
 
 def _chats() -> Path:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Protocol
 
 from cothink.tasks import DataError, question_key
 from cothink.types import Message, Role, Sample, Task
@@ -40,8 +41,12 @@ class Conversations(list["Conversation | Sample"]):
     """The examples of one source, with what was repaired, counted or left out.
 
     A source that has the sampled ids already gives Samples, which are trained as they are. `counts` are facts by name,
-    `notes` the same in words, a line each.
+    `notes` the same in words, a line each. `lineage` says by a Sample's unit where it came from, `facts` is a data
+    card.
     """
+
+    lineage: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
+    facts: Mapping[str, Any] | None = None
 
     def __init__(
         self,

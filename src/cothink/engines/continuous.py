@@ -45,6 +45,8 @@ class Continuous:
         self._device = next(model.parameters()).device
         self._stored = stored(model, dtype)
         self._prompts, self._answers = (Shelf(*states(model), self._stored, self._device) for _ in range(2))
+        # `submit` runs on the event loop while a thread is in `advance`: it touches nothing but this.
+        self._arrived: deque[tuple[Request, list[int]]] = deque()
         self._waiting: deque[tuple[Request, list[int]]] = deque()
         self._joining: list[Request] = []  # between the line and the batch: an error must not lose them
         self._groups: list[Request] = []  # by place in the prompt shelf
@@ -59,16 +61,22 @@ class Continuous:
     @property
     def load(self) -> int:
         """Rows that speak or wait."""
+        self._receive()
         return len(self._rows) + sum(len(places) for _, places in self._waiting)
 
     def submit(self, request: Request) -> None:
         """Puts a request in the line, in parts of at most one batch."""
         places = list(range(len(request.answers)))
         for start in range(0, len(places), self._max):
-            self._waiting.append((request, places[start : start + self._max]))
+            self._arrived.append((request, places[start : start + self._max]))
+
+    def _receive(self) -> None:
+        while self._arrived:
+            self._waiting.append(self._arrived.popleft())
 
     def fail(self) -> list[Request]:
         """Drops everything after an error and returns the requests that were lost."""
+        self._receive()
         lost = [*self._groups, *self._joining, *(r for r, _ in self._waiting)]
         self._waiting.clear()
         self._joining = []
@@ -79,10 +87,16 @@ class Continuous:
         self._answers.drop()
         return list(dict.fromkeys(lost))
 
+    def forget(self) -> None:
+        """Drops the kept states of earlier chats: the next samples are a new process's, bit for bit."""
+        for known in self._known.values():
+            known.clear()
+
     def advance(self) -> list[Request]:
         """Makes forward passes until a request is done; returns those that are."""
         done: list[Request] = []
         while not done:
+            self._receive()
             self._drop_abandoned()
             if not self.load:
                 break

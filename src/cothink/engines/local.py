@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from cothink.chat import Codec, TemplateCodec
-from cothink.types import Completion, Message, PlayError, Sampling
+from cothink.types import Completion, Message, NoRoom, Sampling
 
 if TYPE_CHECKING:
     from cothink.engines.requests import Request, Sampler
@@ -50,6 +50,12 @@ class LocalEngine:
     def load(self, policy: str, weights: Any, version: int) -> None:
         """The engine samples from the policies' own models, and follows their versions."""
 
+    def forget(self) -> None:
+        """Drops what is kept of earlier chats; to be called while nobody is speaking."""
+        for sampler in self._samplers.values():
+            if hasattr(sampler, "forget"):
+                sampler.forget()  # type: ignore[attr-defined]
+
     async def generate(
         self,
         policy: str,
@@ -65,7 +71,7 @@ class LocalEngine:
         limit = getattr(self.policies[policy].model.config, "max_position_embeddings", 1 << 30)
         room = min(sampling.max_tokens, limit - len(prompt_ids))
         if room <= 0:
-            raise PlayError(f"policy {policy}: a prompt of {len(prompt_ids)} tokens leaves no room in {limit}")
+            raise NoRoom(f"policy {policy}: a prompt of {len(prompt_ids)} tokens leaves no room in {limit}")
         codec = self._codecs[policy]
         sampling = replace(sampling, stop=tuple(dict.fromkeys((*sampling.stop, *codec.stop_strings))))
         loop = asyncio.get_running_loop()

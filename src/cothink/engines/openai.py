@@ -27,7 +27,7 @@ class OpenAIEngine:
             raise PlayError("an openai: model needs an extra: pip install 'cothink[serve]'") from None
         self.model, self._url, self._error = model, url or "the default server", OpenAIError
         self._make = lambda: AsyncOpenAI(base_url=url, api_key=key, timeout=timeout, max_retries=retries)
-        self._clients: dict[int, Any] = {}
+        self._clients: dict[Any, Any] = {}
         self._codec = InternCodec()
 
     def codec(self, policy: str) -> Codec:
@@ -81,7 +81,8 @@ class OpenAIEngine:
         """One client per event loop: its connections belong to the loop that opened them."""
         import asyncio
 
-        loop = id(asyncio.get_running_loop())
+        loop = asyncio.get_running_loop()
+        self._clients = {known: client for known, client in self._clients.items() if not known.is_closed()}
         if loop not in self._clients:
             self._clients[loop] = self._make()
         return self._clients[loop]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,24 +22,33 @@ class Plain:
 
     def __init__(self, policies: Mapping[str, Any], *, max_rows: int, counters: Counters):
         self._policies, self._max, self._counters = dict(policies), max_rows, counters
+        # `submit` runs on the event loop while a thread is in `advance`: it touches nothing but this.
+        self._arrived: deque[Request] = deque()
         self._waiting: list[Request] = []
 
     @property
     def load(self) -> int:
         """Rows that wait."""
+        self._receive()
         return sum(len(r.answers) for r in self._waiting)
 
     def submit(self, request: Request) -> None:
         """Puts a request in the line."""
-        self._waiting.append(request)
+        self._arrived.append(request)
+
+    def _receive(self) -> None:
+        while self._arrived:
+            self._waiting.append(self._arrived.popleft())
 
     def fail(self) -> list[Request]:
         """Drops everything after an error and returns the requests that were lost."""
+        self._receive()
         lost, self._waiting = self._waiting, []
         return lost
 
     def advance(self) -> list[Request]:
         """Samples one batch: requests of the policy that waits most, similar prompt lengths together."""
+        self._receive()
         self._waiting = [r for r in self._waiting if not r.abandoned]
         if not self._waiting:
             return []
@@ -89,7 +99,7 @@ def sample(model: Any, rows: Sequence[tuple[Request, int]]) -> int:
             tokens, logprobs = draw(logits, how, torch.arange(len(seats), device=device), numbers, allowed)
             for k, (token, logprob) in enumerate(zip(tokens.tolist(), logprobs.tolist(), strict=True)):
                 seat = seats[k]
-                if seat is not None and _say(*seat, token, logprob):
+                if seat is not None and (_say(*seat, token, logprob) or seat[0].abandoned):
                     seats[k] = None
             taken = [k for k, seat in enumerate(seats) if seat is not None]
             step += 1

@@ -37,7 +37,7 @@ class ScriptedEngine:
 
     def __init__(self, script: Script, codec: Codec | None = None):
         self._script = script if callable(script) else iter(list(script))
-        self._codec = codec or InternCodec()
+        self._codec = InternCodec() if codec is None else codec  # an empty codec is false
         self.calls: list[Call] = []
 
     def codec(self, policy: str) -> Codec:

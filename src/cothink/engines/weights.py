@@ -16,7 +16,7 @@ class Weights:
     def __init__(self, model: Any, policies: Mapping[str, Any], dtype: torch.dtype):
         self._source, self._policies = model, policies
         self._copied = dtype != model.dtype
-        self.model = _copy(model, dtype) if self._copied else model
+        self.model, self._dtype, self._form = _copy(model, dtype) if self._copied else model, dtype, _form(model)
         self._versions: dict[str, int] = {}
 
     def refresh(self) -> list[str]:
@@ -24,6 +24,8 @@ class Weights:
         versions = {name: p.version for name, p in self._policies.items()}
         new = [name for name, v in versions.items() if self._versions.get(name) != v]
         if new and self._copied:
+            if _form(self._source) != self._form:  # an adapter was replaced: nothing lies where it did
+                self.model, self._form = _copy(self._source, self._dtype), _form(self._source)
             with torch.no_grad():
                 for mine, theirs in zip(self.model.modules(), self._source.modules(), strict=True):
                     _follow(mine, theirs)
@@ -71,10 +73,16 @@ def _copy(model: Any, dtype: torch.dtype) -> Any:
     made = copy.deepcopy(model).to(dtype)
     if dtype == torch.bfloat16 and model.device.type == "cpu" and torch.ops.mkldnn._is_mkldnn_bf16_supported():
         for parent in list(made.modules()):
+            if isinstance(parent, torch.nn.ModuleDict):  # adapters: small, and PEFT asks for the dtype of their weights
+                continue
             for name, layer in list(parent.named_children()):
                 if type(layer) is torch.nn.Linear:
                     setattr(parent, name, Packed(layer, dtype))
     return made
+
+
+def _form(model: Any) -> list[tuple[str, torch.Size]]:
+    return [(name, weight.shape) for name, weight in model.named_parameters()]
 
 
 def _follow(mine: torch.nn.Module, theirs: torch.nn.Module) -> None:

@@ -62,6 +62,16 @@ async def sparse(task: Task, turn: Turn, episode: Episode) -> float | None:
     return grade if grade is None or episode.finish.reason == FINISHED else 0.0
 
 
+async def leaf(task: Task, turn: Turn, episode: Episode) -> float | None:
+    """1 if the answer is right, else 0, of a turn that no other answers: the leaves of a tree (arXiv 2412.01928).
+
+    Credited to the team (`role: refiner, to: team`), the return of a turn is the mean over what follows it: its value.
+    """
+    if any(turn.id in other.parents for other in episode.turns):
+        return None
+    return float((await averify_task(task, turn.text)).right)
+
+
 async def _grade(task: Task, turn: Turn, episode: Episode) -> float | None:
     """The grade of the graded turn, or of an answer of the same role to the same parents; None for other turns."""
     graded = next((t for t in episode.turns if t.id == episode.finish.turn), turn)

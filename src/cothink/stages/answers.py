@@ -1,7 +1,8 @@
 """Plays questions one by one and keeps every finished one as a line of an append-only file.
 
 A row is one play: the episode as `record.episode_row` writes it, and `set`, `play` (0-based), `answer` (None: states
-none), `vote` (plays of one question with equal answers have equal numbers) and `prompt_tokens` of each turn.
+none), `vote` (plays of one question with equal answers have equal numbers), `prompt_tokens` of each turn, and `pair`
+and `order` of a pair that is judged in both orders.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 
 from cothink.record import RunError, episode_row, write_atomic
 from cothink.session import Session
+from cothink.stages.judging import pair_of
 from cothink.stages.playing import grade
 from cothink.team import Failure, Job, play, stable_seed
 from cothink.types import Episode, Finish, PlayError, Task
@@ -115,7 +117,7 @@ class _Desk:
             return 0
         team, session = self.session.recipe.team, self.session
         try:
-            played = await play(jobs, session.workflow, self.roles, session.engines, deadline=team.deadline)
+            played = await play(jobs, session.answering, self.roles, session.engines, deadline=team.deadline)
         except PlayError as error:  # every play of this question failed by an error
             self._failed(Failure(task.id, jobs[0].id, "error", str(error)), error, len(jobs))
             return len(jobs)
@@ -187,7 +189,7 @@ async def ask(
 
 def _row(set_name: str, task: Task, play: int, found: Episode | Failure) -> Row:
     if isinstance(found, Failure):
-        row = episode_row(Episode(found.episode, task, (), Finish(found.kind, "")))
+        row = episode_row(Episode(found.episode, task, (), Finish(found.kind, ""))) | pair_of(task.meta)
         return {**row, "set": set_name, "play": play, "failure": found.kind, "accuracy": 0.0, "verdict": FAILED,
                 "answer": None, "vote": None}  # fmt: skip
     return row_of(found, set_name, play)
@@ -195,7 +197,7 @@ def _row(set_name: str, task: Task, play: int, found: Episode | Failure) -> Row:
 
 def row_of(episode: Episode, set_name: str, play: int) -> Row:
     """The row of a graded episode; its vote is counted once all plays of its question are known."""
-    row = episode_row(episode)
+    row = episode_row(episode) | pair_of(episode.task.meta)
     for turn, spoken in zip(row["turns"], episode.turns, strict=True):
         turn["prompt_tokens"] = len(spoken.completion.prompt_ids)
     states = episode.verdict in ("right", "wrong")

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from cothink import stats, suites
+from cothink import seating, stats, suites, wiring
+from cothink.evaluate_rules import label_of
 from cothink.parts import Evaluate
 from cothink.record import write_atomic
+from cothink.resolve import bind, resolve
 from cothink.session import Session
+from cothink.stages import teamwork
 from cothink.stages.answers import Answers, Row, ask
 from cothink.stages.progress import bar
 from cothink.stages.reports import markdown, percent
-from cothink.stages.summary import summarise
+from cothink.stages.summary import Questions, summarise
+from cothink.stages.untrained import untrained
 from cothink.types import Task
 
 Sets = Mapping[str, Sequence[Task]]
@@ -24,30 +30,93 @@ async def evaluate(session: Session, stage: Evaluate, index: int) -> dict[str, A
 
     In a run folder every finished question is kept at once, so that an interrupted stage goes on with the next one.
     """
-    label = stage.label or f"evaluate-{index}"
+    label = label_of(stage, index)
     sets = _sets(session, stage)
-    kept = None
-    if session.run is not None:
-        kept = Answers(session.run.folder / "episodes" / f"{index:02d}-{label}" / "000000.jsonl")
-    values, _ = await measure_sets(
-        session,
-        {name: tasks[: stage.limit] for name, tasks in sets.items()},
-        episodes_per_task=stage.episodes_per_task,
-        temperature=stage.temperature,
-        seed=("evaluate", session.recipe.seed if stage.seed is None else stage.seed),
-        title=label,
-        answers=kept,
-    )
+    seed = ("evaluate", session.recipe.seed if stage.seed is None else stage.seed)
+
+    def kept(name: str) -> Answers:
+        run = session.run
+        return Answers(None if run is None else run.folder / "episodes" / f"{index:02d}-{name}" / "000000.jsonl")
+
+    team = seated(session, stage)
+    with untrained(session, [team.roles[name].policy for name in stage.untrained]):
+        values, rows = await _measured(team, stage, sets, seed, label, kept(label))
+        if stage.diagnose:
+            from cothink.stages import influence
+
+            values["diagnosis"] = await influence.team(
+                team, sets, rows, k=stage.episodes_per_task, temperature=stage.temperature, seed=seed, title=label,
+                kept=lambda role: kept(f"{label}-without-{role}"),
+            )  # fmt: skip
     values["on"] = stage.on if stage.suite is None else stage.suite
+    values |= await _analysed(session, stage, sets, rows)
     if session.run is not None:
         session.run.result(label, values)
-        if len(sets) > 1 or stage.episodes_per_task > 1:
+        if len(sets) > 1 or stage.episodes_per_task > 1 or stage.diagnose:
             write_atomic(session.run.folder / f"{label}.md", markdown({"systems": {label: values}, "sets": [*sets]}))
     session.say(f"[bold]{label}[/bold]: {sentence(values)}")
     return values
 
 
+async def _measured(
+    session: Session, stage: Evaluate, sets: Sets, seed: tuple[Any, ...], label: str, kept: Answers
+) -> tuple[dict[str, Any], list[Row]]:
+    """The figures and rows of a stage; each subset of the paper's protocol is played under a seed of its own."""
+    parts = [sets] if stage.protocol == "full" else [{name: tasks} for name, tasks in sets.items()]
+    found: list[tuple[dict[str, Any], list[Row]]] = []
+    for k, part in enumerate(parts):
+        found.append(
+            await measure_sets(
+                session, part, episodes_per_task=stage.episodes_per_task, temperature=stage.temperature,
+                seed=seed if len(parts) == 1 else (*seed, k), title=label, answers=kept,
+            )
+        )  # fmt: skip
+    if len(parts) == 1:
+        return found[0]
+    rows = [row for _, part in found for row in part]
+    failures = sum((Counter(values["failures"]) for values, _ in found), Counter())
+    seconds = round(sum(values["seconds"] for values, _ in found), 2)
+    return {**summarise(rows), "failures": dict(failures), "seconds": seconds}, rows
+
+
+def seated(session: Session, stage: Evaluate) -> Session:
+    """The session with the team of the stage at the table."""
+    if stage.workflow is None and stage.roles is None:
+        return session
+    block = seating.evaluated(session.recipe, stage)
+    workflow = bind(resolve("workflow", block.name), block.options, "workflow")
+    return replace(session, workflow=workflow, alone=None, roles=seating.seats(session.recipe, stage))
+
+
+async def _analysed(session: Session, stage: Evaluate, sets: Sets, rows: Sequence[Row]) -> dict[str, Any]:
+    """What the turns did, how the stage's baseline was left behind, the figures of the paper's protocol."""
+    block = seating.evaluated(session.recipe, stage)
+    found: dict[str, Any] = {}
+    answering = wiring.declared(block, "answerers", "ANSWERERS")
+    if answering and rows:
+        tasks = {(name, task.id): task for name, part in sets.items() for task in part}
+        found["turns"] = await teamwork.turns(rows, tasks, answering)
+    if wiring.declared(block, "layouts", "LAYOUTS") is not None:
+        found["prompts"] = seating.template_hashes(block, seating.seats(session.recipe, stage))
+    if stage.protocol == "paper":
+        found["paper"] = teamwork.paper(rows)
+    if stage.baseline is not None and session.run is not None:
+        before = {label_of(s, k): k for k, s in enumerate(session.recipe.stages) if s.kind == "evaluate"}
+        place = session.run.folder / "episodes" / f"{before[stage.baseline]:02d}-{stage.baseline}" / "000000.jsonl"
+        base = Answers(place)
+        plays = [row for name, part in sets.items() for task in part for row in base.of(name, task)]
+        found["transitions"] = {"from": stage.baseline, **teamwork.between(Questions(plays), Questions(rows))}
+    return found
+
+
 def _sets(session: Session, stage: Evaluate) -> Sets:
+    """Set name -> questions; the paper's protocol draws its subsets once per set and seed of the recipe."""
+    if stage.protocol == "paper":
+        return teamwork.subsets(session.tasks[stage.on], stage.on, session.recipe.seed, stage.limit)
+    return {name: tasks[: stage.limit] for name, tasks in _whole(session, stage).items()}
+
+
+def _whole(session: Session, stage: Evaluate) -> Sets:
     if stage.suite is None:
         return {stage.on: session.tasks[stage.on]}
     found: dict[str, Sequence[Task]] = {}

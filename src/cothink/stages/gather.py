@@ -13,7 +13,7 @@ from cothink.resolve import effective, resolve
 from cothink.rewards import score
 from cothink.session import Session
 from cothink.stages import actions, metrics
-from cothink.stages.playing import generated, play_tasks, prompted
+from cothink.stages.playing import afresh, generated, play_tasks, prompted
 from cothink.stages.progress import bar
 from cothink.stages.rows import Progress, eligible, next_rows
 from cothink.types import Episode
@@ -42,6 +42,7 @@ async def gather(session: Session, stage: RL, index: int, here: Progress, reward
     there = len(eligible(stage, session.tasks[stage.on], here))
     most = min(max(stage.tasks_per_step, int(stage.oversample_max * stage.tasks_per_step)), there)
     seen: set[int] = set()
+    afresh(session)
     while groups < stage.tasks_per_step and played_rows < most:
         want = min(stage.tasks_per_step if not groups else stage.tasks_per_step - groups, most - played_rows)
         rows = next_rows(session, stage, index, here, want, seen)

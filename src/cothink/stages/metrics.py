@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from cothink.estimators import net_push
 from cothink.losses import aggregation_weights
 from cothink.parts import Loss
+from cothink.stats import mean_interval
 from cothink.types import FINISH_CODES, FINISHED, Episode, ScoredTurn, Turn
 from cothink.watch import entropy_covariance
 
@@ -29,6 +30,7 @@ def of_episodes(episodes: Sequence[Episode], finish_tag: str | None = None) -> d
     found = {
         "episodes": float(n),
         "accuracy": sum(e.accuracy or 0.0 for e in episodes) / n,
+        **_interval("accuracy", episodes, [e.accuracy or 0.0 for e in episodes]),
         "rounds": sum(rounds) / n,
         "one_round": sum(r == 1 for r in rounds) / n,
         "turns": sum(sum(bool(t.completion.output_ids) for t in e.turns) for e in episodes) / n,
@@ -97,7 +99,7 @@ def repeated(ids: Sequence[int], n: int = 4) -> float:
 
 
 def of_rewards(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Mean reward per episode, by name and by role, and how much the plays of one row differ (`reward_std`)."""
+    """Mean reward per episode, by name and role, its interval over rows, and the spread within them (`reward_std`)."""
     n = len(episodes)
     if not n:
         return {}
@@ -111,7 +113,21 @@ def of_rewards(episodes: Sequence[Episode]) -> dict[str, float]:
         totals[f"{role}/"] = [_received(e, role) for e in episodes]
     for prefix, values in totals.items():
         found |= {f"{prefix}reward": math.fsum(values) / n, f"{prefix}reward_std": _within(episodes, values)}
+        found |= _interval(f"{prefix}reward", episodes, values)
     return found
+
+
+def _interval(name: str, episodes: Sequence[Episode], values: Sequence[float]) -> dict[str, float]:
+    """95 % interval of the mean over rows, one value (the mean of its plays) for each: plays of a row are alike."""
+    ends = mean_interval([math.fsum(group) / len(group) for group in _rows(episodes, values)])
+    return {} if ends is None else {f"{name}_low": ends[0], f"{name}_high": ends[1]}
+
+
+def _rows(episodes: Sequence[Episode], values: Sequence[float]) -> list[list[float]]:
+    groups: dict[str, list[float]] = {}
+    for episode, value in zip(episodes, values):
+        groups.setdefault(episode.task.id, []).append(value)
+    return [*groups.values()]
 
 
 def _received(episode: Episode, role: str) -> float:
@@ -122,11 +138,8 @@ def _received(episode: Episode, role: str) -> float:
 
 def _within(episodes: Sequence[Episode], values: Sequence[float]) -> float:
     """Mean over rows of the population standard deviation among the row's plays."""
-    groups: dict[str, list[float]] = {}
-    for episode, value in zip(episodes, values):
-        groups.setdefault(episode.task.id, []).append(value)
     spreads = []
-    for group in groups.values():
+    for group in _rows(episodes, values):
         mean = math.fsum(group) / len(group)
         spreads.append(math.sqrt(math.fsum((v - mean) ** 2 for v in group) / len(group)))
     return math.fsum(spreads) / len(spreads)

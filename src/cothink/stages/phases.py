@@ -13,7 +13,7 @@ from typing import Any
 
 from cothink.parts import RL
 from cothink.session import Session
-from cothink.stages.playing import generated, play_tasks
+from cothink.stages.playing import afresh, generated, play_tasks
 from cothink.stages.progress import bar
 from cothink.stages.rows import Phase, Progress
 from cothink.types import Completion, Message, Sampling
@@ -63,9 +63,13 @@ async def _filter(session: Session, stage: RL, index: int, here: Progress, learn
     for first in range(0, len(left), wave):
         rows = left[first : first + wave]
         engines = once(session.engines)
+        afresh(session)
         with bar(session.console, f"{title} {first + 1}-{first + len(rows)}/{len(left)}", len(rows) * plays) as show:
             seed = (session.recipe.seed, "filter", index, phase.number)
-            played = await play_tasks(session, rows, plays, seed, temperature=greedy, engines=engines, on_done=show)
+            played = await play_tasks(
+                session, rows, plays, seed,
+                temperature=greedy, engines=engines, workflow=session.answering, on_done=show,
+            )  # fmt: skip
         right: dict[str, list[float]] = {t.id: [] for t in rows}
         for episode in played.episodes:
             right[episode.task.id].append(episode.accuracy or 0.0)

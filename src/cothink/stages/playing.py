@@ -21,11 +21,13 @@ async def play_tasks(
     *,
     temperature: float | Mapping[str, float] | None = None,
     engines: Mapping[str, Any] | None = None,
+    workflow: Any = None,
     on_done: Callable[[int], None] | None = None,
 ) -> Played:
     """Plays every task `episodes_per_task` times and grades each final text.
 
-    `temperature` overrides that of every role, or of the roles it names; `engines` stand in for the session's.
+    `temperature` overrides that of every role, or of the roles it names; `engines` and `workflow` stand in for the
+    session's.
     """
     given = dict.fromkeys(session.roles, temperature) if not isinstance(temperature, Mapping) else temperature
     roles = dict(session.roles)
@@ -38,7 +40,7 @@ async def play_tasks(
     team = session.recipe.team
     played = await play(
         jobs,
-        session.workflow,
+        session.workflow if workflow is None else workflow,
         roles,
         session.engines if engines is None else engines,
         concurrency=team.concurrency,
@@ -46,6 +48,17 @@ async def play_tasks(
         on_done=on_done,
     )
     return replace(played, episodes=tuple(await grade(played.episodes)))
+
+
+def afresh(session: Session) -> None:
+    """Lets the engines forget earlier chats, at every place where a run may be resumed.
+
+    How a processor rounds a product depends on which rows are computed together, and so on what is remembered.
+    """
+    for engine in {id(e): e for e in session.engines.values()}.values():
+        forget = getattr(engine, "forget", None)
+        if forget is not None:
+            forget()
 
 
 async def grade(episodes: Iterable[Episode]) -> list[Episode]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from cothink.stages import teamtables
 from cothink.stages.answers import FAILED
+from cothink.stages.diagnosed import Table, diagnosed, percent
 from cothink.stages.summary import not_graded
 
 RULES = (
@@ -21,44 +23,58 @@ COMPARED = (
     "Paired on the same questions: the difference of accuracies with its bootstrap interval, how many questions only "
     "one of the two answered rightly (single answers: in first plays), McNemar's exact p, and Holm's over the pairs."
 )
+SWAPPED = "Pairs judged in both orders: consistent is the same answer twice; a judge without bias says first in half."
 PRICED = "Votes: how many answers of the single model cost what one play of the team does, on average (rounded, not 0)."
 
 
-def markdown(results: Mapping[str, Any]) -> str:
-    """All tables of a results mapping; comparisons and notes may be absent."""
+def tables(results: Mapping[str, Any]) -> list[Table]:
+    """All tables of a results mapping; comparisons may be absent."""
     systems = results["systems"]
     shown = _columns(systems)
-    rows = ([name, *(percent(pick(v)) for pick in shown.values()), *_rates(v)] for name, v in systems.items())
-    parts = [
-        f"# Evaluation: {', '.join(results['sets'])}",
-        _table(["system", *shown, "unparsable", "errors", "failed"], rows),
-        RULES,
-        "## Cost",
-        _table(["system", "tokens per play", "prompt tokens", "calls", "rounds", "finish reasons", "by role"],
-               ([name, *_costs(v)] for name, v in systems.items())),
+    found: list[Table] = [
+        (f"Evaluation: {', '.join(results['sets'])}", ["system", *shown, "unparsable", "errors", "failed"],
+         [[name, *(percent(pick(v)) for pick in shown.values()), *_rates(v)] for name, v in systems.items()], RULES),
+        ("Cost", ["system", "tokens per play", "prompt tokens", "calls", "rounds", "finish reasons", "by role"],
+         [[name, *_costs(v)] for name, v in systems.items()], ""),
     ]  # fmt: skip
     for title, key in (("sets", "sets"), ("levels", "by_level")):
-        parts += _by(f"## By {title}", systems, key)
+        found += _by(f"By {title}", systems, key)
+    found += teamtables.tables(systems)
+    swapped = {name: v["swap"] for name, v in systems.items() if v.get("swap")}
+    if swapped:
+        head = ["system", "pairs", "consistent", "right in both", "no verdict in one", "for the first shown"]
+        found.append(
+            ("Both orders", head, [[name, *map(_share_or_count, v.values())] for name, v in swapped.items()], SWAPPED)
+        )
+    for name, values in systems.items():
+        if values.get("diagnosis"):
+            found += diagnosed(f": {name}" if len(systems) > 1 else "", values["diagnosis"])
     if results.get("comparisons"):
-        parts += ["## Compared", _table(
-            ["", "pair", "difference", "only first", "only second", "p", "p (Holm)", "gain"],
-            map(_compared, results["comparisons"])), COMPARED]  # fmt: skip
+        head = ["", "pair", "difference", "only first", "only second", "p", "p (Holm)", "gain"]
+        found.append(("Compared", head, [*map(_compared, results["comparisons"])], COMPARED))
     if results.get("equal_cost"):
-        parts += ["## At equal cost", _table(
-            ["team", "accuracy", "tokens", "single model", "votes", "accuracy", "tokens", "team - votes", "p"],
-            map(_priced, results["equal_cost"])), PRICED]  # fmt: skip
-    parts += [f"- {note}" for note in results.get("notes", ())]
+        head = ["team", "accuracy", "tokens", "single model", "votes", "accuracy", "tokens", "team - votes", "p"]
+        found.append(("At equal cost", head, [*map(_priced, results["equal_cost"])], PRICED))
+    return found
+
+
+def markdown(results: Mapping[str, Any]) -> str:
+    """The tables of a results mapping and its notes, as Markdown."""
+    return page(tables(results), results.get("notes", ()))
+
+
+def page(shown: Iterable[Table], notes: Iterable[str] = ()) -> str:
+    """Tables as Markdown, the first one's title as its heading."""
+    parts = []
+    for k, (title, head, rows, note) in enumerate(shown):
+        parts += [f"{'##' if k else '#'} {title}", _table(head, rows), *([note] if note else [])]
+    parts += [f"- {note}" for note in notes]
     return "\n\n".join(parts) + "\n"
 
 
-def _table(head: Sequence[str], rows: Iterator[Sequence[str]] | Any) -> str:
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
-
-
-def percent(value: Sequence[float]) -> str:
-    """`41.2 [38.0, 44.5]`."""
-    return f"{100 * value[0]:.1f} [{100 * value[1]:.1f}, {100 * value[2]:.1f}]"
 
 
 def _signed(value: Sequence[float]) -> str:
@@ -76,14 +92,23 @@ def _columns(systems: Mapping[str, Any]) -> dict[str, Callable[[Mapping[str, Any
     }
     if any(len(v["sets"]) > 1 for v in systems.values()):
         shown["macro"] = lambda v: v["macro"]
-    k = str(min(v["k"] for v in systems.values()))
-    if k != "1" and all(k in v["pass_at"] for v in systems.values()):
-        shown |= {f"pass@{k}": lambda v: v["pass_at"][k], f"maj@{k}": lambda v: v["maj_at"][k]}
-    return shown
+    plays = {str(v["k"]) for v in systems.values()}
+    if plays == {"1"}:
+        return shown
+    if all("first" in v for v in systems.values()):
+        shown["no vote"] = lambda v: v["first"]
+    k = min(plays)
+    if plays == {k}:
+        return shown | {f"pass@{k}": lambda v: v["pass_at"][k], f"maj@{k}": lambda v: v["maj_at"][k]}
+    return shown | {"vote of all plays": lambda v: v["maj_at"][str(v["k"])]}
 
 
 def _rates(values: Mapping[str, Any]) -> list[str]:
     return [f"{100 * share:.1f} %" for share in not_graded(values).values()]
+
+
+def _share_or_count(value: float | int | None) -> str:
+    return "" if value is None else str(value) if isinstance(value, int) else f"{100 * value:.1f} %"
 
 
 def _costs(values: Mapping[str, Any]) -> list[str]:
@@ -97,14 +122,14 @@ def _costs(values: Mapping[str, Any]) -> list[str]:
     return [f"{each[0]:.1f}", f"{each[1]:.1f}", f"{each[2]:.1f}", f"{values['rounds']:.1f}", reasons, roles]
 
 
-def _by(title: str, systems: Mapping[str, Any], key: str) -> list[str]:
+def _by(title: str, systems: Mapping[str, Any], key: str) -> list[Table]:
     names = list(dict.fromkeys(name for v in systems.values() for name in v[key]))
     if len(names) < 2:
         return []
     counts = {name: max(v[key][name]["n"] for v in systems.values() if name in v[key]) for name in names}
     rows = [[f"{name} ({counts[name]})", *(_of(v[key][name]) if name in v[key] else "" for v in systems.values())]
             for name in names]  # fmt: skip
-    return [title, _table(["", *systems], rows)]
+    return [(title, ["", *systems], rows, "")]
 
 
 def _compared(entry: Mapping[str, Any]) -> list[str]:
@@ -148,3 +173,6 @@ def _figures(v: Mapping[str, Any]) -> Iterator[list[Any]]:
     for cost in ("tokens", "prompt_tokens", "calls"):
         yield ["all", "", f"{cost} per play", v[cost] / max(v["episodes"], 1), "", "", v["episodes"]]
     yield ["all", "", "rounds", v["rounds"], "", "", v["episodes"]]
+    for word, share in v.get("swap", {}).items():
+        if word != "pairs" and share is not None:
+            yield ["all", "", f"swap {word}", share, "", "", v["swap"]["pairs"]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from cothink import credit
@@ -22,6 +22,9 @@ from cothink.stages.phases import figures, ready
 from cothink.stages.rows import Progress, grown
 from cothink.team import stable_seed
 from cothink.types import Episode, ScoredTurn
+
+TOKENS_KEPT = 16
+"""Episodes of a step whose tokens are written one by one, with their log-probs: for all, files would grow fourfold."""
 
 
 async def rl(session: Session, stage: RL, index: int) -> dict[str, Any]:
@@ -145,19 +148,28 @@ def _learn(
         session.engines[name].load(name, None, session.policies[name].version)
         figures |= {f"{name}/{k}": v for k, v in done.items()}
     if session.run is not None:
-        lines = _episode_lines(settled.episodes, scored, advantages)
+        lines = _episode_lines(session, [*settled.episodes, *settled.masked], scored, advantages)
         session.run.episodes(f"{index:02d}-rl", here.step + 1, lines)
     return figures
 
 
 def _episode_lines(
-    episodes: Sequence[Episode], scored: Sequence[ScoredTurn], advantages: Mapping[tuple[str, str], Any]
+    session: Session,
+    episodes: Sequence[Episode],
+    scored: Sequence[ScoredTurn],
+    advantages: Mapping[tuple[str, str], Any],
 ) -> Iterator[dict[str, Any]]:
     returns: dict[str, dict[str, float | None]] = {}
     for t in scored:
         returns.setdefault(t.episode, {})[t.turn] = t.value
-    for e in episodes:
-        yield episode_row(e, returns.get(e.id), {t.id: advantages.get((e.id, t.id)) for t in e.turns})
+
+    @cache
+    def piece(policy: str, token: int) -> str:
+        return session.engines[policy].codec(policy).decode((token,))
+
+    for k, e in enumerate(episodes):
+        mine = {t.id: advantages.get((e.id, t.id)) for t in e.turns}
+        yield episode_row(e, returns.get(e.id), mine, piece if k < TOKENS_KEPT else None)
 
 
 def _knobs(session: Session, stage: RL, policy: str) -> Any:

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
 import math
-import os
-import shutil
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from cothink import models
 from cothink.conversations import Conversation, Conversations, fault, overlap, token_rows
 from cothink.parts import SFT
 from cothink.recipe import Recipe
 from cothink.resolve import bind, resolve
 from cothink.session import Session
-from cothink.sft_rules import taught
+from cothink.sft_rules import passes, taught
 from cothink.stages import trl_bridge
+from cothink.stages.lessons import DataShort, card, export, log, refuse_test_rows, stores, workplace
 from cothink.stages.progress import bar
 from cothink.team import stable_seed
 from cothink.types import Message, Sample
@@ -38,10 +35,6 @@ FIGURES = {
 """What a trainer calls a figure, and what the metrics call it (after the policy's name)."""
 
 
-class DataShort(RuntimeError):
-    """A role has nothing to learn from."""
-
-
 @dataclass
 class Lesson:
     """What one policy learns in a stage: its rows, the rows its loss is measured on, and facts for the metrics."""
@@ -49,6 +42,7 @@ class Lesson:
     rows: list[Sample] = field(default_factory=list)
     watched: dict[str, list[Sample]] = field(default_factory=dict)
     texts: dict[str, tuple[Message, ...]] = field(default_factory=dict)
+    lineage: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     facts: dict[str, float] = field(default_factory=dict)
 
 
@@ -70,18 +64,21 @@ async def sft(session: Session, stage: SFT, index: int) -> dict[str, float]:
     return found
 
 
-def examples_of(recipe: Recipe, stage: SFT, index: int) -> Conversations:
-    """The examples of a stage; raises DataError when they are not there or not usable."""
+def examples_of(recipe: Recipe, stage: SFT, index: int, folder: Path | None = None) -> Conversations:
+    """The examples of a stage; raises DataError when they are not there or not usable. `folder` is the run's own."""
     names, roles = taught(recipe, stage), recipe.roles()
-    load = bind(resolve("conversations", stage.data.name), stage.data.options, f"stages.{index}.data")
-    return load({name: roles[name] for name in names})
+    load = resolve("conversations", stage.data.name)
+    options = stores(recipe, index, folder, load, stage.data.options)
+    return bind(load, options, f"stages.{index}.data")({name: roles[name] for name in names})
 
 
 def prepare(session: Session, stage: SFT, index: int) -> dict[str, Lesson]:
     """The rows of every policy of the stage, in recipe order; raises DataShort when a role is left without any."""
     names = taught(session.recipe, stage)
     roles = {name: session.roles[name] for name in names}
-    examples = examples_of(session.recipe, stage, index)
+    folder = session.run.folder if session.run is not None else None
+    examples = examples_of(session.recipe, stage, index, folder)
+    card(session, f"{index:02d}-sft", getattr(examples, "facts", None))
     for note in getattr(examples, "notes", ()):
         session.say(f"{stage.data.name}: {note}")
     facts = {f"data/{k}": float(v) for k, v in getattr(examples, "counts", {}).items()}
@@ -90,11 +87,14 @@ def prepare(session: Session, stage: SFT, index: int) -> dict[str, Lesson]:
         facts[f"overlap/{set_name}"] = float(shared)
         if shared:
             session.say(f"{stage.data.name}: {shared:,} of its questions stand in tasks.{set_name} too")
+    known = getattr(examples, "lineage", {})
+    refuse_test_rows(known.values())
     lessons = {name: Lesson() for name in session.policies if any(r.policy == name for r in roles.values())}
     for name in names:
         lesson = lessons[roles[name].policy]
         lesson.facts |= facts
         _add(session, stage, lesson, name, [example for example in examples if example.role == name])
+        lesson.lineage |= {row.unit: known[row.unit] for row in lesson.rows if row.unit in known}
     _hold_out(session, stage, lessons.values())
     return lessons
 
@@ -168,6 +168,8 @@ async def _learn(
 ) -> dict[str, float]:
     """One policy's training; `offset` is the number of steps that the policies before it took."""
     policy = session.policies[name]
+    if stage.start == "base":
+        policy.restart(models.where(policy.settings.model), stable_seed(_seed(session, stage), "base", index, name))
     before = {f"{role}/nll_before": trl_bridge.mean_nll(policy, rows) for role, rows in lesson.watched.items()}
     pending: dict[str, float] = {**lesson.facts, **before}
     after: dict[str, float] = {}
@@ -177,15 +179,15 @@ async def _learn(
         pending.update((key, value) for key, value in logs.items() if key.endswith("/nll"))
         if "loss" in logs:
             figures = {f"{name}/{ours}": logs[theirs] for theirs, ours in FIGURES.items() if theirs in logs}
-            _log(session, index, offset + step, {**pending, **figures})
+            log(session, index, offset + step, {**pending, **figures})
             pending.clear()
 
     def measure() -> dict[str, float]:
         return {f"{role}/nll": trl_bridge.mean_nll(policy, rows) for role, rows in lesson.watched.items()}
 
-    with _folder(session, index, name) as folder:
+    with workplace(session, index, name) as folder:
         if session.run is not None:
-            _export(session.run.folder / "examples" / f"{index:02d}-{name}.jsonl", lesson)
+            export(session.run.folder / "examples" / f"{index:02d}-{name}.jsonl", _lines(lesson))
         seed = stable_seed(_seed(session, stage), "sft", index, name) % 2**31
         steps = _train(session, stage, name, lesson.rows, folder, seed, report, measure)
         await asyncio.sleep(0)  # where a Ctrl-C during training takes effect; the trainer has saved its place
@@ -218,6 +220,7 @@ def _train(
     from trl.trainer.sft_trainer import SFTTrainer
 
     policy, size = session.policies[name], stage.microbatch_rows or stage.rows_per_step
+    epochs = passes(stage.epochs, len(rows))
     with trl_bridge.quiet(), trl_bridge.lent(policy) as model:
         config = SFTConfig(
             **trl_bridge.arguments(
@@ -226,7 +229,7 @@ def _train(
                 scheduler=stage.scheduler,
                 warmup_steps=stage.warmup_steps,
                 learning_rate=stage.learning_rate,
-                num_train_epochs=stage.epochs or 1,
+                num_train_epochs=epochs,
                 max_steps=stage.max_steps or -1,
                 per_device_train_batch_size=size,
                 gradient_accumulation_steps=stage.rows_per_step // size,
@@ -243,7 +246,7 @@ def _train(
         )  # fmt: skip
         trainer.remove_callback(PrinterCallback)
         each = math.ceil(len(trainer.train_dataset) / stage.rows_per_step)  # type: ignore[arg-type]
-        total = stage.max_steps or math.ceil(each * (stage.epochs or 1))
+        total = stage.max_steps or math.ceil(each * epochs)
         trainer.add_callback(trl_bridge.follower(report, measure, each))
         with bar(session.console, f"sft of {name}", total) as advance:
             if advance is not None:
@@ -253,35 +256,9 @@ def _train(
         return trainer.state.global_step
 
 
-@contextlib.contextmanager
-def _folder(session: Session, index: int, name: str) -> Iterator[Path]:
-    """The trainer's own folder: kept in the run when training stops early, removed when the policy is done."""
-    if session.run is None:
-        with tempfile.TemporaryDirectory() as place:
-            yield Path(place)
-        return
-    place = session.run.folder / "trainer" / f"stage{index:02d}-{name}"
-    yield place
-    shutil.rmtree(place, ignore_errors=True)
-    if place.parent.is_dir() and not any(place.parent.iterdir()):
-        place.parent.rmdir()
-
-
-def _export(file: Path, lesson: Lesson) -> None:
-    """Writes what a policy learns from as JSON lines that TRL reads: ids and labels, the chat beside them."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    part = file.with_name(file.name + ".part")
-    with part.open("w", encoding="utf-8") as handle:
-        for row in lesson.rows:
-            chat = [{"role": m.role, "content": m.content} for m in lesson.texts.get(row.unit, ())]
-            told = {"messages": chat} if chat else {}
-            line = {"role": row.role, "id": row.task, **told, **trl_bridge.labelled(row)}
-            handle.write(json.dumps(line, ensure_ascii=False) + "\n")
-    os.replace(part, file)
-
-
-def _log(session: Session, index: int, step: int, values: Mapping[str, Any]) -> None:
-    if session.run is not None:
-        session.run.metrics(index, step, values)
-    if session.trackers is not None:
-        session.trackers.log(values, step)
+def _lines(lesson: Lesson) -> Iterator[dict[str, Any]]:
+    """What a policy learns from, as TRL reads it: ids and labels, with the chat or the lineage beside them."""
+    for row in lesson.rows:
+        chat = [{"role": m.role, "content": m.content} for m in lesson.texts.get(row.unit, ())]
+        told = {"messages": chat} if chat else {}
+        yield {**lesson.lineage.get(row.unit, {}), "role": row.role, "id": row.task, **told, **trl_bridge.labelled(row)}

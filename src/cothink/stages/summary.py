@@ -12,6 +12,7 @@ from typing import Any
 
 from cothink import stats
 from cothink.stages.answers import FAILED, Row
+from cothink.stages.judging import swap_consistency
 
 Figure = list[float]
 """Value, low, high."""
@@ -66,7 +67,7 @@ def summarise(rows: Iterable[Row]) -> dict[str, Any]:
     questions = Questions(rows)
     mean = questions.mean()
     accuracy, low, high = figure([*mean.values()])
-    sizes = _powers(questions.k)
+    sizes, swap = _powers(questions.k), swap_consistency(rows)
     by_set = {name: _part(mean, keys) for name, keys in questions.sets.items()}
     by_level = {name: _part(mean, keys) for name, keys in sorted(questions.levels.items(), key=_by_number)}
     return {
@@ -76,6 +77,7 @@ def summarise(rows: Iterable[Row]) -> dict[str, Any]:
         "n": len(mean),
         "k": questions.k,
         "episodes": len(rows),
+        "first": figure([*questions.first().values()]),
         "pass_at": {str(k): figure([*questions.passed(k).values()]) for k in sizes},
         "maj_at": {str(k): figure([*questions.voted(k).values()]) for k in sizes},
         "macro": macro([[mean[key] for key in keys] for keys in questions.sets.values()]),
@@ -83,6 +85,7 @@ def summarise(rows: Iterable[Row]) -> dict[str, Any]:
         "by_level": by_level,
         "levels": {name: part["accuracy"] for name, part in by_level.items()},
         **_cost(rows),
+        **({} if swap is None else {"swap": swap}),
         "per_task": mean,
     }
 
@@ -134,12 +137,26 @@ def _cost(rows: Sequence[Row]) -> dict[str, Any]:
     return {
         "tokens": sum(turn["tokens"] for turn in turns),
         "prompt_tokens": sum(turn["prompt_tokens"] for turn in turns),
+        "distinct_prompt_tokens": _distinct(rows),
         "calls": len(turns),
         "rounds": sum(1 + max((turn["round"] for turn in row["turns"]), default=-1) for row in rows) / n,
         "finish": _shares(row["finish"] for row in rows),
         "verdicts": _shares(str(row["verdict"]) for row in rows),
         "roles": {role: _role([t for t in turns if t["role"] == role]) for role in roles},
     }
+
+
+def _distinct(rows: Sequence[Row]) -> int:
+    """Prompt tokens when plays that ask the same thing share it: equal roles after equal texts have one prompt."""
+    found: dict[tuple[object, ...], int] = {}
+    for row in rows:
+        ways: dict[str, tuple[object, ...]] = {}
+        for turn in row["turns"]:
+            before = tuple(ways[parent] for parent in turn["parents"])
+            if turn["tokens"]:
+                found[row["set"], row["task"], turn["role"], turn["round"], before] = turn["prompt_tokens"]
+            ways[turn["id"]] = (*before, turn["role"], turn["text"])
+    return sum(found.values())
 
 
 def _shares(values: Iterable[str]) -> dict[str, float]:
@@ -153,6 +170,7 @@ def _role(turns: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     return {
         "turns": n,
         "tokens": sum(turn["tokens"] for turn in turns),
+        "prompt_tokens": sum(turn["prompt_tokens"] for turn in turns),
         "cut": sum(turn["finish_reason"] == "length" for turn in turns) / n,
         "void": sum(not turn.get("shown", turn["text"]).strip() for turn in turns) / n,
     }

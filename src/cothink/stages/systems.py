@@ -11,14 +11,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from cothink import models, suites
+from cothink import export, models, seating, suites, wiring
 from cothink.builtin.prompts import PROMPTS
 from cothink.recipe import Recipe
 from cothink.record import RunError, last_checkpoint, write_atomic
 from cothink.resolve import nearest
 from cothink.session import Session, assemble
-from cothink.stages import reports, versus
+from cothink.stages import influence, reports, versus
 from cothink.stages.answers import Answers, Row
+from cothink.stages.diagnose import silenced
 from cothink.stages.evaluate import Sets, measure_sets, sentence, sound
 from cothink.stages.summary import Questions
 from cothink.stages.versus import Cost
@@ -69,6 +70,8 @@ def system(target: Target, *, max_tokens: int | None = None, overrides: Sequence
     labelled = _LABELLED.fullmatch(text)
     label, text = (labelled[1].strip(), labelled[2]) if labelled and not Path(text).exists() else (None, text)
     path = Path(text).expanduser()
+    if (path / export.TEAM).exists():
+        return System(label or path.resolve().name, *export.placed(path, list(overrides)))
     if (path / "recipe.yaml").exists():
         return System(label or path.resolve().name, Recipe.load(path / "recipe.yaml", overrides), last_checkpoint(path))
     if path.is_file() or path.suffix in (".yaml", ".yml"):
@@ -115,7 +118,7 @@ def _refuse_typos(text: str, path: Path) -> None:
         return  # a hub id
     beside = [str(path.parent / p.name) for p in path.parent.iterdir()] if path.parent.is_dir() else []
     close = nearest(text, [*known, *beside])
-    hint = f"; did you mean {close!r}?" if close else ""
+    hint = f"; did you mean {close!r}?" if close else "."
     raise RunError(f"there is no {text!r}{hint} Name a run folder, a recipe file, {', '.join(known)}, a hub id "
                    "org/name, a model's folder, or openai:MODEL@URL")  # fmt: skip
 
@@ -176,7 +179,8 @@ def _judge(one: System) -> Recipe:
 class Plan:
     """How systems are evaluated: `k` plays a question; `out` is where answers and results are kept (None: nowhere).
 
-    `seed` None takes each recipe's own. `cost` is what an equal-cost comparison counts.
+    `seed` None takes each recipe's own. `cost` is what an equal-cost comparison counts. `diagnose` plays every question
+    again without each role that others read.
     """
 
     sets: Sets
@@ -186,6 +190,7 @@ class Plan:
     out: Path | None = None
     console: Any = None
     cost: Cost = "generated"
+    diagnose: bool = False
     notes: list[str] = field(default_factory=list)
 
     def settings(self) -> dict[str, Any]:
@@ -207,6 +212,7 @@ async def evaluate(systems: Sequence[System], plan: Plan, single: System | None 
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice:
         raise RunError(f"two systems are called {twice!r}; name them apart: FIRST=TARGET SECOND=TARGET")
+    _same_prompts(systems)
     if plan.out is not None:
         _claim(plan, [*systems, *([single] if single else [])])
     for note in plan.notes:
@@ -233,27 +239,51 @@ async def evaluate(systems: Sequence[System], plan: Plan, single: System | None 
     return results
 
 
+def _same_prompts(systems: Sequence[System]) -> None:
+    """Refuses systems that give a role of one workflow different prompts: their figures would compare prompts too."""
+    seen: dict[tuple[str, str], tuple[str, str]] = {}
+    for one in systems:
+        block = one.recipe.team.workflow
+        if wiring.declared(block, "layouts", "LAYOUTS") is None:
+            continue
+        for role, found in seating.template_hashes(block, one.recipe.roles()).items():
+            name, known = seen.setdefault((block.name, role), (one.name, found))
+            if known != found:
+                what = f"{name} and {one.name} give the role {role!r} different prompts (hashes {known} and {found})"
+                raise RunError(f"{what}: what differs would not be the weights alone. Evaluate them with one prompt")
+
+
 async def _play(one: System, plan: Plan, plays: Callable[[list[Row]], int]) -> tuple[list[Row], dict[str, Any]]:
     """The plays of one system: k of each question, then as many as `plays` says of those; its figures are of the k."""
     answers = Answers(None if plan.out is None else plan.out / f"{one.name}.jsonl")
     seed = ("evaluate", one.recipe.seed if plan.seed is None else plan.seed)
     session: Session | None = None
 
-    async def go(k: int) -> tuple[dict[str, Any], list[Row]]:
+    def ready(*needed: Answers, k: int) -> Session:
         nonlocal session
-        if session is None and not answers.complete(plan.sets, k):
+        if session is None and not all(found.complete(plan.sets, k) for found in needed):
             session = assemble(one.recipe, one.weights, with_tasks=False)
         # Where every answer is there, the models stay where they are.
-        ready = session or Session(one.recipe, one.recipe.roles(), None, {}, {})
-        ready.console = plan.console
+        found = session or Session(one.recipe, one.recipe.roles(), None, {}, {})
+        found.console = plan.console
+        return found
+
+    async def go(k: int) -> tuple[dict[str, Any], list[Row]]:
         return await measure_sets(
-            ready, plan.sets, episodes_per_task=k, temperature=plan.temperature, seed=seed, title=f"{one.name} x {k}",
-            answers=answers,
+            ready(answers, k=k), plan.sets, episodes_per_task=k, temperature=plan.temperature, seed=seed,
+            title=f"{one.name} x {k}", answers=answers,
         )  # fmt: skip
 
     values, rows = await go(plan.k)
     seconds = values.pop("seconds")  # the results of the same answers are the same, however long they took
     plan.say(f"[bold]{one.name}[/bold]: {sentence(values)}, {seconds:.0f} s")
+    if plan.diagnose:
+        quiet = {role: Answers(None if plan.out is None else plan.out / f"{one.name}-without-{role}.jsonl")
+                 for role in silenced(rows)}  # fmt: skip
+        values["diagnosis"] = await influence.team(
+            ready(*quiet.values(), k=plan.k), plan.sets, rows, k=plan.k, temperature=plan.temperature, seed=seed,
+            title=one.name, kept=quiet.__getitem__,
+        )  # fmt: skip
     k = plays(rows)
     if k > plan.k:
         rows = (await go(k))[1]
@@ -272,7 +302,7 @@ async def _at_equal_cost(
         votes.update({n: versus.votes_worth(team, Questions(rows), plan.cost) for n, team in teams.items()})
         return max(votes.values())
 
-    rows, values[single.name] = await _play(single, plan, needed)
+    rows, values[single.name] = await _play(single, replace(plan, diagnose=False), needed)
     every = Questions(rows)
     found[single.name] = Questions(row for row in rows if row["play"] < plan.k)
     return [

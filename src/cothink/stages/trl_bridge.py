@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
+import hashlib
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,7 +34,8 @@ def require_trl() -> None:
     try:
         import trl  # noqa: F401
     except ImportError:
-        raise SetupError("sft stages run on TRL's trainers, which need an extra: pip install 'cothink[trl]'") from None
+        what = "sft and dpo stages run on TRL's trainers, which need an extra"
+        raise SetupError(f"{what}: pip install 'cothink[trl]'") from None
 
 
 def arguments(policy: Policy, folder: Path, *, scheduler: str, warmup_steps: int, **own: Any) -> dict[str, Any]:
@@ -132,6 +134,17 @@ def lent(policy: Policy) -> Iterator[Any]:
             p.requires_grad_(flag)
         model.zero_grad(set_to_none=True)
         model.eval()
+
+
+def fingerprint(policy: Policy) -> str:
+    """A hash of the policy's own weights: the adapter's, or all of them."""
+    import torch
+
+    digest = hashlib.blake2b(digest_size=16)
+    for parameter in policy.parameters():
+        digest.update(f"{tuple(parameter.shape)}{parameter.dtype}".encode())
+        digest.update(parameter.detach().contiguous().view(torch.uint8).cpu().numpy().tobytes())
+    return digest.hexdigest()
 
 
 def last_checkpoint(folder: Path) -> Path | None:

@@ -16,19 +16,21 @@ Cost = Literal["generated", "all"]
 
 
 def compare(systems: Mapping[str, Questions]) -> list[dict[str, Any]]:
-    """Every pair of systems: single answers, and votes where every question has several plays.
+    """Every pair of systems: single answers, and votes where some system has several plays of every question.
 
-    Holm's correction runs over the pairs of one kind. Single answers: the difference is between the means over the
-    plays, McNemar's test counts the first plays.
+    A system of one play votes by its answer, which in a debate is a vote already. Holm's correction runs over the
+    pairs of one kind. Single answers: the difference is between the means over the plays, McNemar's test counts the
+    first plays.
     """
-    k = min((q.k for q in systems.values()), default=0)
+    plays = {q.k for q in systems.values()}
     found = _family(systems, "single answer", Questions.mean, Questions.first)
-    if k > 1:
+    if max(plays, default=0) > 1:
 
         def voted(questions: Questions) -> Mapping[str, float]:
-            return {key: _vote_of(plays, k) for key, plays in questions.plays.items()}
+            return {key: _vote_of(plays, questions.k) for key, plays in questions.plays.items()}
 
-        found += _family(systems, f"vote of {k}", voted, voted)
+        what = f"vote of {max(plays)}" if len(plays) == 1 else "vote of all plays"
+        found += _family(systems, what, voted, voted)
     return found
 
 

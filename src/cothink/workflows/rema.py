@@ -64,6 +64,10 @@ def branches(*, n_solutions: int = 1, **options: object) -> bool:
     return n_solutions > 1
 
 
+ALONE = {"n_solutions": 1}
+"""What an evaluation plays instead: only the first answer to a plan is graded."""
+
+
 def _check(
     *,
     max_turns: int = 30,
