@@ -71,24 +71,33 @@ def _trees(recipe: Recipe, stage: SFT | DPO, where: str) -> Iterator[Problem]:
     if stage.data.name == "tree" and stage.data.options.get("store") is None and not collected(recipe, index):
         what = "there is no collect stage before it whose trees it could learn from"
         yield Problem(f"{where}.data", what, "{kind: collect, on: train} before it, or store: FOLDER", code="E01")
-    if stage.kind == "sft":
-        return
-    if stage.data.name != "tree":
+    if stage.kind == "dpo" and stage.data.name != "tree":
         what = f"dpo learns from pairs of collected trees, not from {stage.data.name!r}"
         yield Problem(f"{where}.data.name", what, "tree", code="E01")
-    else:
-        from cothink.conversations.tree import pairs
-
-        try:
-            bind(pairs, stage.data.options, f"{where}.data")
-        except RecipeError as error:
-            yield from error.problems
+    elif stage.data.name == "tree":
+        yield from _options(stage, f"{where}.data")
+    if stage.kind == "sft":
+        return
     for name in taught(recipe, stage):
         role = recipe.team.roles.get(name)
         policy = recipe.policies.get(role.policy) if role else None
         if policy is not None and stage.adapter_scale is not None and policy.lora_r is None:
             what = f"policy {role.policy!r} has full weights: there is no adapter to stack another one on"  # type: ignore[union-attr]
             yield Problem(f"{where}.adapter_scale", what, "lora_r in the policy, or no adapter_scale", code="E01")
+
+
+def _options(stage: SFT | DPO, where: str) -> Iterator[Problem]:
+    """Options that trees do not have, or that contradict one another."""
+    from cothink.conversations import tree
+
+    try:
+        bind(tree.load if stage.kind == "sft" else tree.pairs, stage.data.options, where)
+    except RecipeError as error:
+        yield from error.problems
+        return
+    wrong = tree.complaint(stage.data.options)
+    if wrong is not None:
+        yield Problem(where, wrong, code="E01")
 
 
 def findings(recipe: Recipe) -> Iterator[Problem]:

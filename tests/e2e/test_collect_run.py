@@ -33,7 +33,7 @@ def metrics(folder):
     return json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
 
 
-def test_row7_killed_and_resumed_no_call_is_repeated(tmp_path):
+def test_row7_killed_and_resumed_no_call_is_repeated(tmp_path, monkeypatch):
     (tmp_path / "trees.yaml").write_text(yaml.safe_dump(RECIPE, sort_keys=False))
     folder = tmp_path / "killed"
     trees = folder / "trees" / "00-collect" / "trees.jsonl"
@@ -47,9 +47,13 @@ def test_row7_killed_and_resumed_no_call_is_repeated(tmp_path):
     assert process.wait() == -signal.SIGKILL, "the run ended before it could be killed"
     kept = calls_in(trees) - (not trees.read_bytes().endswith(b"\n"))
     assert 0 < kept < 35
+    asked, keep = [], store.Book.keep
+    monkeypatch.setattr(store.Book, "keep", lambda *given: (asked.append(1), keep(*given)))
     cothink.run(RECIPE, out=folder)
+    assert len(asked) == 35 - kept
     cothink.run(RECIPE, out=tmp_path / "whole")
-    assert metrics(folder)["collect/calls"] == 35 - kept and metrics(tmp_path / "whole")["collect/calls"] == 35
+    assert metrics(folder)["collect/calls"] == metrics(tmp_path / "whole")["collect/calls"] == 35
+    assert trees.read_bytes() == (tmp_path / "whole/trees/00-collect/trees.jsonl").read_bytes()
 
     def texts(run):
         found = store.load(run / "trees" / "00-collect")

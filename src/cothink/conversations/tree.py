@@ -94,8 +94,7 @@ def pairs(
     `min_gap` at least. Raises DataError where a role is left without pairs.
     """
     rules = _rules(theta, theta_by_round, value, pooling, duplicates, min_scored_children, complete_only)
-    if (min_gap is None) == (pair_policy == "min_gap"):
-        raise DataError("tree: pair_policy min_gap and min_gap: NUMBER go together; write both or none")
+    _gap(pair_policy, min_gap)
     facts = _facts(max_rows_per_role, max_rows_per_task, balance, seed)
 
     def make(found: Sequence[Group], rule: Rules) -> list[Row]:
@@ -104,6 +103,25 @@ def pairs(
     taken, told = _taken(roles, store, earlier, rules, make, max_rows_per_role, max_rows_per_task, balance, seed)
     _named(roles, taken, told, "pair")
     return Pairs([row for mine in taken.values() for row in mine], told, told["warnings"])
+
+
+def complaint(options: Mapping[str, Any]) -> str | None:
+    """What contradicts what among the options of `load` or `pairs`, before there is any tree; None if nothing does."""
+    known = {
+        "theta": 0.5, "theta_by_round": None, "value": "subtree", "pooling": "global", "duplicates": "merge",
+        "min_scored_children": 2, "complete_only": False,
+    }  # fmt: skip
+    try:
+        _rules(*(options.get(name, default) for name, default in known.items()))
+        _gap(options.get("pair_policy", "all"), options.get("min_gap"))
+    except DataError as error:
+        return str(error)
+    return None
+
+
+def _gap(policy: str, gap: float | None) -> None:
+    if (gap is None) == (policy == "min_gap"):
+        raise DataError("tree: pair_policy min_gap and min_gap: NUMBER go together; write both or none")
 
 
 def _rules(
