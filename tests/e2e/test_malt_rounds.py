@@ -9,6 +9,7 @@ import pytest
 pytest.importorskip("trl")
 
 import cothink
+import cothink.session
 from cothink import store
 from cothink.resolve import RecipeError
 
@@ -69,6 +70,12 @@ def test_two_rounds_from_the_base_then_online(tmp_path):
     thetas = {k: {(r["round"], r["theta"]) for r in part} for k, part in rows.items()}
     assert thetas == {1: {(0, "0.4")}, 2: {(0, "0.4")}, 4: {(0, "0.4"), (1, "0.6")}, 5: {(1, "0.6")}}
     assert {r["role"] for r in rows[2]} == {"verifier", "refiner"} and {r["role"] for r in rows[5]} == set(NAMES)
+    end = cothink.session.assemble(cothink.Recipe.load(done.folder / "recipe.yaml"), with_tasks=False)
+    eos = end.policies["verifier"].tokenizer.eos_token_id
+    for row in rows[1]:  # row 20: the completion's tokens are learned, its end token too, and nothing else
+        at = len(row["prompt_ids"])
+        assert row["labels"] == [-100] * at + row["completion_ids"] and row["input_ids"][:at] == row["prompt_ids"]
+        assert row["stop_reasons"] == "stop" and row["labels"][-1] == eos and row["label"] is True
     for row in rows[5]:
         assert row["path"][0]["role"] == "generator" if row["role"] != "generator" else row["path"] == []
         assert len(row["ref_checkpoint_hash"]) == 32 and row["prompt_template_hash"] and row["base_model"]

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from functools import partial
 
 import pytest
 import torch
 
 from cothink.batch import pad
+from cothink.engines.continuous import Continuous
 from cothink.engines.local import engine as local_engine
 from cothink.parts import PolicyPart
 from cothink.policy import load_policies
-from cothink.types import Message, PlayError, Sample, Sampling
+from cothink.team import Job, play
+from cothink.types import Message, PlayError, Role, Sample, Sampling, Task
+from cothink.workflows import malt
 
 
 def policies(folder, **kinds):
@@ -119,3 +124,31 @@ def test_prompt_without_room_is_an_error_of_its_episode(tiny_folder):
     engine = local_engine(policies(tiny_folder, a={}))
     with pytest.raises(PlayError, match="leaves no room in 256"):
         ask(engine, "a", ["plan " * 300], Sampling(max_tokens=4))
+
+
+def test_which_rows_share_a_pass_does_not_depend_on_the_clock(tiny_folder, monkeypatch):
+    """Episodes that wait for a place, and tasks of their own: all of them have asked before the next pass begins."""
+    roles = {n: Role(n, "a", n, sampling=Sampling(max_tokens=40, stop=("a", "e"))) for n in ("generator", "verifier", "refiner")}
+    tasks = [Task(f"t{k}", f"{k} + {k}?", "1") for k in range(6)]
+    workflow = partial(malt.run, branching=[2, 2, 1], prompts="words")
+    model = policies(tiny_folder, a={})
+    step, seen = Continuous._step, []
+
+    def counted(self):
+        seen.append((len(self._rows), len(self._waiting)))
+        time.sleep(0.002)
+        return step(self)
+
+    async def at_once(function):
+        return function()
+
+    monkeypatch.setattr(Continuous, "_step", counted)
+    found = []
+    for patient in (True, False):  # the loop has all the time of a pass, or none of it
+        if not patient:
+            monkeypatch.setattr(asyncio, "to_thread", at_once)
+        seen.clear()
+        jobs = [Job(task, task.id, 1) for task in tasks]
+        asyncio.run(play(jobs, workflow, roles, {"a": local_engine(model)}, concurrency=3))
+        found.append(tuple(seen))
+    assert found[0] == found[1] and len(found[0]) > 20

@@ -17,6 +17,12 @@ if TYPE_CHECKING:
 CACHE_GIB = 4.0
 """Most memory the keys and values may take by default; a quarter of what is free if that is less."""
 
+TURNS_OF_THE_LOOP = 24
+"""An answer may end an episode, let another one in and start its tasks: a few turns each, all before the next pass.
+
+Whoever asked too late would join a later pass, and the last digits of log-probs would depend on the clock.
+"""
+
 
 class LocalEngine:
     """Policies that share a model share one running batch; the batch with most to do goes first.
@@ -124,7 +130,7 @@ class LocalEngine:
             seen = -1
             while seen != self._arrived:  # every episode that can go on asks before the next pass
                 seen = self._arrived
-                for _ in range(4):
+                for _ in range(TURNS_OF_THE_LOOP):
                     await asyncio.sleep(0)
             busiest = max(samplers, key=lambda s: s.load)
             if not busiest.load:

@@ -261,4 +261,7 @@ def _lines(lesson: Lesson) -> Iterator[dict[str, Any]]:
     for row in lesson.rows:
         chat = [{"role": m.role, "content": m.content} for m in lesson.texts.get(row.unit, ())]
         told = {"messages": chat} if chat else {}
-        yield {**lesson.lineage.get(row.unit, {}), "role": row.role, "id": row.task, **told, **trl_bridge.labelled(row)}
+        lineage = dict(lesson.lineage.get(row.unit, {}))
+        if "labels" in lineage:
+            lineage["label"] = lineage.pop("labels")  # TRL calls the trained ids labels
+        yield {**lineage, "role": row.role, "id": row.task, **told, **trl_bridge.labelled(row)}
