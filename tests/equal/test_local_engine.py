@@ -128,7 +128,10 @@ def test_prompt_without_room_is_an_error_of_its_episode(tiny_folder):
 
 def test_which_rows_share_a_pass_does_not_depend_on_the_clock(tiny_folder, monkeypatch):
     """Episodes that wait for a place, and tasks of their own: all of them have asked before the next pass begins."""
-    roles = {n: Role(n, "a", n, sampling=Sampling(max_tokens=40, stop=("a", "e"))) for n in ("generator", "verifier", "refiner")}
+    roles = {
+        n: Role(n, "a", n, sampling=Sampling(max_tokens=40, stop=("a", "e")))
+        for n in ("generator", "verifier", "refiner")
+    }
     tasks = [Task(f"t{k}", f"{k} + {k}?", "1") for k in range(6)]
     workflow = partial(malt.run, branching=[2, 2, 1], prompts="words")
     model = policies(tiny_folder, a={})
