@@ -198,9 +198,14 @@ def test_a_person_talks_in_a_terminal_in_colours_and_leaves_with_ctrl_d():
 
 @pytest.fixture
 def endless(tiny_folder, tmp_path):
-    """A recipe whose model repeats itself without end, as a random one does at temperature 0."""
+    """A recipe whose model says its first token without end: its last layer gives zeros, and all tokens are equal."""
+    from safetensors.torch import load_file, save_file
+
     model = tmp_path / "endless"
     shutil.copytree(tiny_folder, model)
+    weights = load_file(model / "model.safetensors")
+    weights["model.norm.weight"].zero_()
+    save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
     config = json.loads((model / "config.json").read_text()) | {"max_position_embeddings": 1 << 20}
     (model / "config.json").write_text(json.dumps(config))
     recipe = {
@@ -228,6 +233,7 @@ def test_ctrl_c_stops_an_answer_and_then_the_chat(endless):
         seat.program.send_signal(signal.SIGINT)
         seat.until("stopped; the question is forgotten")
         seat.until("you: ")
+        time.sleep(0.5)  # the prompt is there a moment before anybody reads
         seat.program.send_signal(signal.SIGINT)
         seen = seat.until("interrupted")
         assert seat.program.wait(90) == 130 and "Traceback" not in seen
