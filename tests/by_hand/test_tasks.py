@@ -17,6 +17,7 @@ real = pytest.mark.skipif(not data_root().is_dir(), reason="no data folder: set 
 
 @real
 def test_gsm8k():
+    """malt §10 row 1: O15."""
     train, test = gsm8k.load(), gsm8k.load("test")
     assert (len(train), len(test), report(train)) == (7473, 1319, "")
     assert (train[0].id, train[0].answer, test[0].answer) == ("gsm8k/train/0", "72", "18")
@@ -27,6 +28,7 @@ def test_gsm8k():
 
 @real
 def test_csqa():
+    """malt §10 rows 1 and 9: O15, O16."""
     train, test = csqa.load(), csqa.load("test")
     assert (len(train), len(test)) == (9741, 1221)
     assert test[0].id == "csqa/test/0" and test[0].answer == "A"
@@ -39,7 +41,7 @@ def test_csqa():
 
 @real
 def test_math_train_skips_and_says_so():
-    """rema §7 row 36."""
+    """rema §7 row 36, malt §10 row 1."""
     train = math.load()
     assert len(train) == 8517
     assert report(train) == (
@@ -54,6 +56,7 @@ def test_math_train_skips_and_says_so():
 
 @real
 def test_math500_golds_verify_against_themselves():
+    """malt §10 row 1: O15."""
     test = math.load("test")
     assert [sum(task.meta["level"] == level for task in test) for level in range(1, 6)] == [43, 90, 105, 128, 134]
     assert test[0].id == "math/test/0" and test[0].meta["source_id"] == "test/precalculus/807.json"

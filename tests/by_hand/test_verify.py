@@ -145,6 +145,7 @@ def test_text_is_compared_without_case_and_punctuation():
     ],
 )
 def test_extraction(text, kind, answer):
+    """malt §10 row 9: O16."""
     assert extract(text, kind) == answer
     assert has_answer_format(text) == (answer is not None)
 

@@ -34,6 +34,7 @@ def metrics(folder):
 
 
 def test_row7_killed_and_resumed_no_call_is_repeated(tmp_path, monkeypatch):
+    """malt §10 rows 7 and 12."""
     (tmp_path / "trees.yaml").write_text(yaml.safe_dump(RECIPE, sort_keys=False))
     folder = tmp_path / "killed"
     trees = folder / "trees" / "00-collect" / "trees.jsonl"

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parents[1]
-LISTS = {"rema": ("§7", 43)}
+LISTS = {"rema": ("§7", 43), "malt": ("§10", 36)}
+ORACLES = 17  # of malt §9: O1 to O17
 
 
 def numbers(text: str) -> set[int]:
@@ -44,6 +45,12 @@ def test_every_row_has_a_test(spec):
     place, count = LISTS[spec]
     found = named(spec, place)
     assert sorted(found) == [*range(1, count + 1)]
+
+
+def test_every_oracle_has_a_test():
+    """malt §9."""
+    found = {int(n) for path in TESTS.rglob("test_*.py") for n in re.findall(r"\bO(\d+)\b", path.read_text())}
+    assert sorted(found) == [*range(1, ORACLES + 1)]
 
 
 def test_numbers_are_read():
