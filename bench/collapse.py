@@ -93,7 +93,7 @@ def read(out: Path) -> Told:
     results = out / "results.json"
     found = json.loads(results.read_text()) if results.exists() else {}
     after = found["after"]["accuracy"] if found else None
-    return Told(len(rows), collapsed, first, fall, max(ten), ten[-1], rows[-1]["tokens"], after)
+    return Told(len(rows), collapsed, first, fall, max(ten), ten[-1], sum(row["tokens"] for row in rows), after)
 
 
 def table(shelf: Path) -> None:
@@ -112,8 +112,10 @@ def table(shelf: Path) -> None:
         low, high = wilson(hits[arm], len(told))
         p, adjusted = (f"{x:.2g}" for x in tested[arm]) if arm in tested else ("", "")
         after = [t.after for t in told if t.after is not None]
-        print(f"| {arm} | {hits[arm]}/{len(told)} [{low:.2f}, {high:.2f}] | {p} | {adjusted} "
-              f"| {mean(t.peak for t in told):.3f} | {mean(t.last for t in told):.3f} | {mean(after) if after else float('nan'):.3f} |")  # fmt: skip
+        best, last = mean(t.peak for t in told), mean(t.last for t in told)
+        done = f"{mean(after):.3f}" if after else "-"
+        share = f"{hits[arm]}/{len(told)} [{low:.2f}, {high:.2f}]"
+        print(f"| {arm} | {share} | {p} | {adjusted} | {best:.3f} | {last:.3f} | {done} |")
     print("\n| arm | seed | steps | collapsed at | first signal | lead on reward_drop | best ten | last ten | tokens |")
     print("|---|---|---|---|---|---|---|---|---|")
     leads = []
