@@ -244,6 +244,7 @@ class Evaluate(Tree):
 class RL(Tree):
     """A stage that plays, grades and learns; `tasks_per_step` counts rows, `episodes_per_task` the plays of one row.
 
+    `save_on: best` leaves the weights of the best evaluation inside the stage behind, instead of the last ones.
     `token_budget` ends the stage once that many tokens were sampled, for comparisons at equal cost; a schedule of
     phases ends it after its last phase. Neither takes more than `steps`.
     """
@@ -270,6 +271,7 @@ class RL(Tree):
     kl_stop: Positive | None = 1e-3
     evaluate: During | None = None
     checkpoint_every: Count | None = None
+    save_on: Literal["last", "best"] = "last"
     token_budget: Count | None = None
     curriculum: Curriculum | None = None
     watch: Watch = Watch()

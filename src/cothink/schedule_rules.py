@@ -11,7 +11,7 @@ from cothink.signals import NAMES
 
 def findings(s: Any) -> Iterator[Problem]:
     """Everything there is to say about one stage; `s` is the stage as the rules see it."""
-    for rule in (_success_filter, _schedule, _curriculum, _watch):
+    for rule in (_success_filter, _schedule, _curriculum, _watch, _best):
         yield from rule(s)
 
 
@@ -114,3 +114,15 @@ def words(recipe: Any, stage: Any, rows: int | None) -> Iterator[str]:
     if stage.watch.mode != "off":
         bounds = f", goes back at most {stage.watch.rollbacks} times" if stage.watch.mode == "act" else ""
         yield f"  watch: {stage.watch.mode}s on {len(NAMES)} signals for {listing(roles)}{bounds}"
+
+
+def _best(s: Any) -> Iterator[Problem]:
+    stage = s.stage
+    if stage.save_on != "best":
+        return
+    if stage.evaluate is None:
+        what = "best of what? The stage evaluates nothing while it trains"
+        yield s.error("E25", "save_on", what, "evaluate: {every: 10}, or save_on: last")
+    elif stage.evaluate.every > stage.steps:
+        what = f"save_on: best chooses among evaluations, and the first one comes after {stage.evaluate.every} steps"
+        yield s.error("E25", "evaluate.every", what, f"every: {stage.steps} or less")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from cothink.parts import RL
@@ -19,6 +20,17 @@ COLLAPSE = ("reward_drop", "test_drop", "flat_groups", "fewer_rounds", "one_roun
 
 class Collapse(RuntimeError):
     """The watch stopped the run; the message names the signal, and the first one that spoke."""
+
+
+def put_back(session: Session, policies: Sequence[str], folder: Path) -> None:
+    """Weights and optimisers of a checkpoint, under new version numbers: engines may keep what a version said."""
+    for name in policies:
+        policy = session.policies[name]
+        version = policy.version
+        policy.forget_optimizer()
+        policy.load(folder, folder / "training")
+        policy.version = version + 1
+        session.engines[name].load(name, None, policy.version)
 
 
 class Guard:
@@ -89,19 +101,20 @@ class Guard:
             return f"all roll-backs allowed ({self._stage.watch.rollbacks}) are used up"
         return "" if memory.good else "there is no good state yet"
 
-    def act(self) -> None:
-        """Goes back, stops (raises Collapse), or keeps this state as a good one; nothing where it only observes."""
+    def act(self) -> bool:
+        """Goes back, stops (raises Collapse), or keeps this state as a good one; True where it went back."""
         memory, step, watch = self._here.watch, self._here.step, self._stage.watch
         if watch.mode != "act":
-            return
+            return False
         if self._cause is not None:
             if self._no_way_back:
                 self._stop(self._cause)
             self._back(self._cause)
-            return
+            return True
         last = memory.good[-1]["step"] if memory.good else 0
         if self._session.run is not None and step - last >= watch.every and healthy(step, memory, watch.warmup):
             self._keep()
+        return False
 
     def end(self) -> None:
         """Lets go of the good states: the stage has come through."""
@@ -110,8 +123,7 @@ class Guard:
     def _keep(self) -> None:
         here, memory, run = self._here, self._here.watch, self._session.run
         assert run is not None
-        taken = [g["checkpoint"] for g in memory.good]
-        name = run.free_name(self._index, here.step, taken)
+        name = run.free_name(self._index, here.step, here.kept)
         memory.good.append(
             {
                 "checkpoint": name,
@@ -131,16 +143,10 @@ class Guard:
         here, memory, session = self._here, self._here.watch, self._session
         assert session.run is not None
         good = memory.good[-1]
-        folder = session.run.checkpoints / good["checkpoint"]
         memory.rate *= 0.5
+        put_back(session, self._order, session.run.checkpoints / good["checkpoint"])
         for name in self._order:
-            policy = session.policies[name]
-            version = policy.version
-            policy.forget_optimizer()
-            policy.load(folder, folder / "training")
-            policy.scale_rate(memory.rate / good["rate"])
-            policy.version = version + 1  # engines may keep what a version said: never give a number out twice
-            session.engines[name].load(name, None, policy.version)
+            session.policies[name].scale_rate(memory.rate / good["rate"])
         here.place = good["place"]
         here.memory.clear()
         here.memory |= good["memory"]

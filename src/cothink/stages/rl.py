@@ -15,6 +15,7 @@ from cothink.record import episode_row
 from cothink.samples import samples
 from cothink.session import Session, bound_estimator, bound_loss, bound_rewards, learners, learning_order
 from cothink.stages import metrics
+from cothink.stages.best import Best
 from cothink.stages.evaluate import measure, sentence
 from cothink.stages.gather import Gathered, gather
 from cothink.stages.guard import Guard
@@ -44,6 +45,7 @@ async def rl(session: Session, stage: RL, index: int) -> dict[str, Any]:
             session.policies[name].keep_reference(kept)
     save = partial(_checkpoint, session, index, here)
     guard = Guard(session, stage, index, here, order, save)
+    best = Best(session, stage, index, here, order, save)
     guard.begin()
     last: dict[str, Any] = {}
     while here.step < stage.steps and not _spent(stage, here):
@@ -61,12 +63,14 @@ async def rl(session: Session, stage: RL, index: int) -> dict[str, Any]:
             raise
         last |= guard.see(last)
         _log(session, stage, index, here, last)
-        guard.act()
+        if not guard.act():
+            best.hear(last)
         if stage.checkpoint_every and here.step % stage.checkpoint_every == 0:
             save()
     if here.step == 0:
         session.say(f"stage {index}: token_budget {stage.token_budget} was spent on the filter, before the first step")
     guard.end()
+    best.end()
     save()
     return last
 
@@ -240,4 +244,4 @@ def _checkpoint(session: Session, index: int, here: Progress, name: str | None =
     if session.run is None or nothing:
         return
     state = {"stage": index, "step": here.step, "progress": here.saved()}
-    session.run.checkpoint(session.policies, state, [g["checkpoint"] for g in here.watch.good], name)
+    session.run.checkpoint(session.policies, state, here.kept, name)

@@ -34,7 +34,8 @@ class Progress:
     """Where an rl stage stands; all of it is saved with every checkpoint.
 
     `place` counts steps as an alternating schedule does: going back to a good state turns it back, `step` goes on.
-    `cursor` counts rows drawn, `memory` is the estimator's, `bound` the curriculum's.
+    `cursor` counts rows drawn, `memory` is the estimator's, `bound` the curriculum's, `best` the state of the best
+    evaluation so far (checkpoint, step, accuracy, and whether the stage has gone back to it), where it keeps one.
     """
 
     step: int = 0
@@ -45,6 +46,14 @@ class Progress:
     memory: dict[str, float] = field(default_factory=dict)
     phase: Phase = field(default_factory=Phase)
     watch: Memory = field(default_factory=Memory)
+    best: dict[str, Any] | None = None
+
+    @property
+    def kept(self) -> list[str]:
+        """Names of the checkpoints that must stay, however old."""
+        return [g["checkpoint"] for g in self.watch.good] + (
+            [self.best["checkpoint"]] if self.best and not self.best["left"] else []
+        )
 
     @classmethod
     def of(cls, saved: Mapping[str, Any]) -> Progress:
