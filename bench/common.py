@@ -22,8 +22,9 @@ from torch import nn
 from cothink import models
 from cothink.chat import Codec
 from cothink.engines.local import LocalEngine, engine
+from cothink.loading import load_policies
 from cothink.parts import PolicyPart
-from cothink.policy import Policy, load_policies
+from cothink.policy import Policy
 from cothink.tasks import wordsums
 from cothink.types import Completion, Episode, Message, Sampling, Task, Turn
 

@@ -98,7 +98,7 @@ async def _run(recipe: Recipe, folder: Path, console: Any) -> RunResult:
             read(recipe, stage, index)  # what is missing is said before a model loads
         session = assemble(recipe)
         session.run, session.console = record, console
-        session.trackers = Trackers(recipe.trackers, folder / "trackers", recipe.name, recipe.model_dump())
+        session.trackers = Trackers(recipe.trackers, folder / "trackers", recipe.name, recipe.model_dump(), session.say)
         _inspect_tasks(session, folder)
         place = record.place
         for note in record.notes:

@@ -5,6 +5,8 @@ Exit codes: 0 done, 1 a run that failed, 2 a recipe or command line that cannot 
 
 from __future__ import annotations
 
+import errno
+import os
 import signal
 import sys
 import warnings
@@ -14,6 +16,7 @@ from typing import Annotated
 import typer
 
 from cothink import cli_use
+from cothink.report.markup import visible
 
 # Plain help: drawing boxes would cost a quarter of the time --help may take.
 app = typer.Typer(
@@ -61,7 +64,7 @@ def check(recipe: RecipeFile, overrides: Overrides = None) -> None:
     from cothink.recipe import Recipe
 
     for line in preview.lines(Recipe.load(recipe, overrides or ())):
-        typer.echo(line)
+        typer.echo(visible(line))
     typer.echo("ok")
 
 
@@ -124,7 +127,7 @@ def show(
     from cothink import show as showing
 
     for line in showing.lines(folder, task, theta=theta, limit=limit, own=own):
-        typer.echo(line)
+        typer.echo(visible(line))
 
 
 @app.command()
@@ -327,12 +330,29 @@ def _outcome(error: Exception) -> tuple[int, str]:
         return 2, f"recipe error\n{error}"
     if type(error).__module__.startswith("cothink."):  # our own errors say what to do; where they arose does not help
         return 1, f"error: {error}"
+    storage = _storage(error)
+    if storage:
+        return 1, f"error: {storage}"
     return 1, "".join(traceback.format_exception(error)).rstrip()
+
+
+def _storage(error: BaseException) -> str:
+    """What a disk that is full, read-only or forbidden has to say; empty for any other error."""
+    codes = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
+    code = error.errno if isinstance(error, OSError) else None
+    if code is None:  # libraries written in Rust wrap the system's error in one of their own: "... (os error 28)"
+        code = next((c for c in codes if f"(os error {c})" in str(error)), None)
+    if code not in codes:
+        return ""
+    where = f" {error.filename}" if isinstance(error, OSError) and error.filename else " to disk"
+    cure = "free some space" if code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else "name another folder with --out"
+    again = "What was saved is whole: the same command goes on from the last checkpoint"
+    return f"cannot write{where}: {os.strerror(code)}; {cure}. {again}"
 
 
 def _leave(code: int, message: str) -> None:
     if message:
-        print(message, file=sys.stderr)
+        print(visible(message), file=sys.stderr)
     raise SystemExit(code)
 
 

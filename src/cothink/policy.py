@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
-import random
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -178,9 +177,19 @@ class Policy:
             self._bad += 1
             total["skipped_updates"] = (1.0, 1.0)
             if self._bad >= BAD_UPDATES:
-                raise TrainingError(f"policy {self.name}: {BAD_UPDATES} updates in a row had a non-finite gradient")
+                raise TrainingError(f"policy {self.name}: {self._diagnosis(total)}")
         optimizer.zero_grad(set_to_none=True)
         return total, norm
+
+    def _diagnosis(self, total: Mapping[str, tuple[float, float]]) -> str:
+        """Where numbers stopped being finite, and what usually helps."""
+        said = f"{BAD_UPDATES} updates in a row had a non-finite gradient; none was applied"
+        if any(not bool(p.isfinite().all()) for p in self.parameters()):
+            return f"{said}. Its weights are not finite themselves: start again from a checkpoint that is"
+        if not math.isfinite(total["loss"][0]):
+            return f"{said}. The loss is {total['loss'][0]}: look at rewards and advantages of the last step's episodes"
+        cure = "a lower learning_rate, loss.log_ratio_max or float32 weights usually help"
+        return f"{said}. The loss is finite, its gradient is not: {cure}"
 
     def accumulate(
         self, mini: Sequence[Sample], knobs: Knobs, parts: int = 1, *, check: bool = False
@@ -256,7 +265,7 @@ class Policy:
         trained = batch.turns >= 0
         gap = (logprobs - batch.logprobs)[trained].abs()
         worst = float(gap.max()) if gap.numel() else 0.0
-        if worst > ENGINE_GAP and self.model.dtype == torch.float32 and not self.mixed and not self.coarse:
+        if not worst <= ENGINE_GAP and self.model.dtype == torch.float32 and not self.mixed and not self.coarse:
             raise TrainingError(
                 f"policy {self.name}: engine and trainer differ by {worst:.3g} in a log-prob (limit {ENGINE_GAP}). "
                 "Sampling with top_p or top_k, or dropout, does this: switch them off for training"
@@ -360,57 +369,6 @@ def rate(name: str, step: int, warmup: int, total: int) -> float:
     return left if name == "linear" else 0.5 * (1 - math.cos(math.pi * left))
 
 
-def load_policies(
-    specs: Mapping[str, Any],
-    where: Callable[[str], str | Path],
-    total_steps: Mapping[str, int] | None = None,
-    seed: int = 0,
-) -> dict[str, Policy]:
-    """Loads every policy of a recipe; adapters over one model share its weights in memory.
-
-    `where` turns a model name into a folder or hub id; `total_steps` is the length of each policy's schedule. New
-    adapters are drawn from `seed` and their policy's name.
-    """
-    bases: dict[tuple[str, str], Any] = {}
-    policies: dict[str, Policy] = {}
-    for name, spec in specs.items():
-        source, dtype = str(where(spec.model)), _dtype(spec.dtype)
-        mixed = spec.lora_r is None and dtype == torch.bfloat16
-        dtype = torch.float32 if mixed else dtype
-        tokenizer = _tokenizer(source)
-        if spec.lora_r is None:
-            model, adapter = _model(source, dtype, spec), None
-        else:
-            model = bases.get((source, str(dtype)))
-            adapter = f"policy-{name}"  # never a part of PEFT's own prefix "lora_", which it would confuse
-            model = model if model is not None else _model(source, dtype, spec)
-            with torch.random.fork_rng():
-                torch.manual_seed(random.Random(f"{seed}/adapter/{name}").getrandbits(63))
-                model = _with_adapter(model, adapter, spec)
-            bases[source, str(dtype)] = model
-        if spec.gradient_checkpointing:
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        model.eval()
-        policies[name] = Policy(name, model, tokenizer, spec, adapter, mixed, (total_steps or {}).get(name, 0))
-    return policies
-
-
-def _model(source: str, dtype: torch.dtype, spec: Any) -> Any:
-    from transformers import AutoModelForCausalLM
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=dtype)
-    return model.to(device)
-
-
-def _tokenizer(source: str) -> Any:
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(source)
-
-
 def lora_config(spec: Any) -> Any:
     """The adapter that a policy's settings describe."""
     from peft import LoraConfig
@@ -422,18 +380,3 @@ def lora_config(spec: Any) -> Any:
         target_modules=spec.target_modules or "all-linear",
         task_type="CAUSAL_LM",
     )
-
-
-def _with_adapter(model: Any, name: str, spec: Any) -> Any:
-    from peft import PeftModel, get_peft_model
-
-    if isinstance(model, PeftModel):
-        model.add_adapter(name, lora_config(spec))
-        return model
-    return get_peft_model(model, lora_config(spec), adapter_name=name)
-
-
-def _dtype(name: str) -> torch.dtype:
-    if name == "auto":
-        return torch.bfloat16 if torch.cuda.is_available() else torch.float32
-    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]

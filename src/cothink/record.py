@@ -152,7 +152,9 @@ class Run:
     def _trust(self) -> None:
         """Goes back to the newest checkpoint that is what was written, where the last one is not."""
         name = self.state.get("checkpoint")
-        wrong = seal.damage(self.checkpoints / name) if name else None
+        if not name:
+            return
+        wrong = seal.damage(self.checkpoints / name)
         if wrong is None:
             return
         self.notes.append(f"checkpoint {name} is damaged: {wrong}")

@@ -54,10 +54,16 @@ class Problem:
     code: str = ""
 
     def __str__(self) -> str:
-        text = f"{self.where}: {self.what}" if self.where else self.what
+        what = short(self.what, 1_000)
+        text = f"{short(self.where, 300)}: {what}" if self.where else what
         text += f" [{self.code}]" if self.code else ""
         text += f"; did you mean {self.nearest!r}?" if self.nearest else ""
         return text + (f"\n    write: {self.write}" if self.write else "")
+
+
+def short(text: str, most: int) -> str:
+    """A text of at most so many characters, for messages that quote what somebody wrote."""
+    return text if len(text) <= most else f"{text[:most]}... ({len(text):,} characters)"
 
 
 class RecipeError(ValueError):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from cothink import collect_rules, evaluate_rules, reward_rules, schedule_rules, sft_rules, suites, wiring
 from cothink.losses import RANGES
+from cothink.parts import DPO, SFT
 from cothink.resolve import Problem, RecipeError, effective, listing, resolve, unknown
 
 if TYPE_CHECKING:
@@ -317,7 +318,7 @@ def links(recipe: Recipe) -> list[Problem]:
         if label is not None and labels.setdefault(label, k) != k:
             what = f"stage {labels[label]} has the label {label!r} too, and results are kept by label"
             problems.append(Problem(f"{where}.label", what, "a label of its own", code="E01"))
-        if stage.kind in ("sft", "dpo"):
+        if isinstance(stage, SFT | DPO):
             problems += sft_rules.links(recipe, stage, where)
         elif stage.kind == "evaluate" and stage.suite is not None:
             problems += suites.problems(stage.suite, f"{where}.suite")

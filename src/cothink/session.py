@@ -13,6 +13,7 @@ from cothink import models, wiring
 from cothink.parts import DPO, RL, SFT
 from cothink.recipe import Recipe
 from cothink.record import Run
+from cothink.report.markup import visible
 from cothink.resolve import bind, resolve
 from cothink.rewards import Reward
 from cothink.types import Role, Task
@@ -44,7 +45,7 @@ class Session:
     def say(self, text: str) -> None:
         """Prints one line, when there is somebody to read it."""
         if self.console is not None:
-            self.console.print(text, highlight=False, soft_wrap=True)
+            self.console.print(visible(text), markup=False, highlight=False, soft_wrap=True)
 
     def trainable(self) -> list[str]:
         """Names of the policies that some trainable role uses, in recipe order."""
@@ -59,7 +60,7 @@ def assemble(recipe: Recipe, weights: Path | None = None, *, with_tasks: bool = 
     policies: dict[str, Any] = {}
     engines: dict[str, Any] = {}
     if inside:
-        from cothink.policy import load_policies
+        from cothink.loading import load_policies
 
         policies = load_policies(inside, models.where, _schedule_lengths(recipe, tasks), recipe.seed)
         if weights is not None:

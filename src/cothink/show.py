@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from cothink import store
 from cothink.record import RunError
+from cothink.report.episodes import parsed
 from cothink.trees import Grade, Tree
 from cothink.trees.labels import Labelled, Rules, depths, groups
 
@@ -48,7 +48,8 @@ def lines(
             elif task == tree.episode.task.id:
                 yield from _tree(tree, rules, branching)
                 shown += 1
-    for row in _chains(folder):
+    unread: list[str] = []
+    for row in _chains(folder, unread):
         known += 1
         if task is None and shown < limit:
             yield _chain_summary(row)
@@ -56,6 +57,8 @@ def lines(
         elif task == row["task"]:
             yield from _chain(row)
             shown += 1
+    if unread:
+        yield f"{len(unread):,} lines hold no episode; the first: {unread[0]}"
     if task is not None and not shown:
         raise ShowError(f"{folder} holds nothing about the task {task!r}; without --task its tasks are listed")
     if not known:
@@ -128,28 +131,32 @@ def _indented(text: str, by: str) -> Iterator[str]:
     yield from (f"{by}{line}" for line in text.splitlines() or [""])
 
 
-def _chains(folder: Path) -> Iterator[Mapping[str, Any]]:
-    """The stored episodes of a run's evaluations and rl steps; a line that a kill has cut is passed over."""
+def _chains(folder: Path, unread: list[str]) -> Iterator[Mapping[str, Any]]:
+    """The stored episodes of a run's evaluations and rl steps; places of lines that hold none go to `unread`."""
     for path in sorted(folder.glob("episodes/*/*.jsonl")):
         if path.parent.name.endswith("-collect"):  # the trees of the store, once more for reports
             continue
-        for line in path.read_text(encoding="utf-8").splitlines():
-            try:
-                yield {**json.loads(line), "file": f"{path.parent.name}/{path.stem}"}
-            except ValueError:
+        for number, line in enumerate(path.read_bytes().split(b"\n"), 1):  # texts may hold other ends of lines
+            row = parsed(line) if line else None
+            if row is None or not isinstance(row.get("task"), str):
+                if line:
+                    unread.append(f"{path.parent.name}/{path.name}, line {number}")
                 continue
+            yield {**row, "file": f"{path.parent.name}/{path.stem}"}
 
 
 def _chain_summary(row: Mapping[str, Any]) -> str:
-    return f"{row['task']} in {row['file']}: gold {row['gold']}, {row['verdict']}, {len(row['turns'])} turns"
+    said = f"gold {row.get('gold')}, {row.get('verdict')}, {len(row['turns'])} turns"
+    return f"{row['task']} in {row['file']}: {said}"
 
 
 def _chain(row: Mapping[str, Any]) -> Iterator[str]:
-    yield f"{row['id']} in {row['file']}: {row['verdict']} ({row['finish']})"
-    yield from _indented(row["question"], STEP)
-    yield f"{STEP}gold: {row['gold']}"
+    yield f"{row.get('id')} in {row['file']}: {row.get('verdict')} ({row.get('finish')})"
+    yield from _indented(str(row.get("question", "")), STEP)
+    yield f"{STEP}gold: {row.get('gold')}"
     for turn in row["turns"]:
         worth = "" if turn.get("return") is None else f", return {turn['return']:g}"
-        answers = f" (answers {', '.join(turn['parents'])})" if turn["parents"] else ""
-        yield f"{turn['id']} {turn['role']}{answers}: {turn['tokens']} tokens{worth}"
-        yield from _indented(turn["text"], STEP + "| ")
+        parents = turn.get("parents")
+        answers = f" (answers {', '.join(map(str, parents))})" if parents else ""
+        yield f"{turn.get('id')} {turn['role']}{answers}: {turn.get('tokens')} tokens{worth}"
+        yield from _indented(str(turn.get("text", "")), STEP + "| ")

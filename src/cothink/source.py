@@ -29,6 +29,8 @@ class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
         for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise RecipeError(Problem(f"line {key.start_mark.line + 1}", "a key is a list or a mapping", "a word"))
             if key.value in seen:
                 line = key.start_mark.line + 1
                 raise RecipeError(Problem(f"line {line}", f"the key {key.value!r} is written twice", "it once"))
@@ -53,15 +55,21 @@ _Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
 _Dumper.add_representer(tuple, lambda dumper, data: dumper.represent_list(data))
 
 
+MOST = 100_000
+"""Values of a recipe: anchors within anchors could ask for more than any memory holds."""
+DEEP = 50
+"""How deep values may lie within one another."""
+
+
 def read(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> dict[str, Any]:
     """The mapping of a recipe file (or of a mapping), with the overrides applied."""
     if isinstance(source, Mapping):
-        tree = _unshared(source)
+        tree = _unshared(source, "")
     else:
         path = Path(source)
         if not path.is_file():
             raise RecipeError(Problem(str(source), "no such recipe file", "the path of a .yaml file", _similar(path)))
-        tree = _unshared(parse(path.read_text(encoding="utf-8"), str(source)))
+        tree = _unshared(parse(_text(path), str(source)), str(source))
     if not isinstance(tree, dict):
         raise RecipeError(Problem(str(source), "a recipe is a mapping", "name: ..., team: ..., stages: ..."))
     for text in overrides:
@@ -69,11 +77,31 @@ def read(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = ()) 
     return tree
 
 
-def _unshared(tree: Any) -> Any:
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        what = f"not UTF-8: {error.reason} (byte {error.start})"
+        raise RecipeError(Problem(str(path), what, "the file again as UTF-8 text")) from None
+
+
+def _unshared(tree: Any, where: str) -> Any:
     """A copy in which nothing is shared: a YAML anchor is one object, and an override must change one place only."""
-    if isinstance(tree, Mapping):
-        return {str(key): _unshared(value) for key, value in tree.items()}
-    return [_unshared(value) for value in tree] if isinstance(tree, list | tuple) else tree
+    count = 0
+
+    def copied(value: Any, depth: int) -> Any:
+        nonlocal count
+        count += 1
+        if count > MOST or depth > DEEP:
+            what = (
+                f"more than {MOST:,} values, or more than {DEEP} within one another (anchors count where they are used)"
+            )
+            raise RecipeError(Problem(where, what, "a smaller recipe"))
+        if isinstance(value, Mapping):
+            return {str(key): copied(inner, depth + 1) for key, inner in value.items()}
+        return [copied(inner, depth + 1) for inner in value] if isinstance(value, list | tuple) else value
+
+    return copied(tree, 0)
 
 
 def parse(text: str, where: str) -> Any:
@@ -85,6 +113,12 @@ def parse(text: str, where: str) -> Any:
         place = f"{where}, line {mark.line + 1}, column {mark.column + 1}" if mark else where
         what = f"not valid YAML: {getattr(error, 'problem', None) or error}"
         raise RecipeError(Problem(place, what)) from None
+    except RecursionError:
+        raise RecipeError(Problem(where, "brackets within brackets, deeper than any recipe", "fewer")) from None
+    except RecipeError:
+        raise
+    except (ValueError, LookupError, AttributeError, TypeError) as error:  # what PyYAML makes of `!!int x`
+        raise RecipeError(Problem(where, f"a value that cannot be read: {error}", "it as text or a number")) from None
 
 
 def dump(tree: Mapping[str, Any]) -> str:

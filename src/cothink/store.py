@@ -19,13 +19,16 @@ from typing import Any
 from cothink.record import RunError, write_atomic
 from cothink.team import in_order, numbered
 from cothink.trees import Grade, Tree
-from cothink.types import Completion, Episode, Finish, Task, Turn
+from cothink.types import UNKNOWN_ID, Completion, Episode, Finish, Task, Turn
 
 FORMAT = 1
 HEADER, TREES, LOCK = "header.json", "trees.jsonl", "lock"
 SYNC = 1.0
 """Seconds after which what was written is forced to the disk: a power cut costs no more, a kill nothing."""
-UNKNOWN_ID = -1
+
+ANEW = "restore the file, or delete the folder to collect anew"
+WRONG = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
+"""What reading a line that is not ours ends in."""
 
 Line = dict[str, Any]
 
@@ -232,7 +235,20 @@ def header(folder: str | Path) -> dict[str, Any]:
     path = Path(folder) / HEADER
     if not path.exists():
         raise StoreError(f"{folder} holds no trees (no {HEADER}): name the folder that a collect stage wrote")
-    return json.loads(path.read_text(encoding="utf-8"))
+    try:
+        facts = json.loads(path.read_text(encoding="utf-8"))
+        shape = facts["workflow"].get("branching") or []
+        if not all(isinstance(n, int) for n in (facts["round"], *shape)) or not isinstance(facts["split"], str):
+            raise TypeError("round, split and branching are numbers and a name")
+        if not all(isinstance(origin, dict) for origin in (facts.get("roles", {}), *facts.get("roles", {}).values())):
+            raise TypeError("roles are mappings")
+    except WRONG as error:
+        raise StoreError(f"{path} is not what was written ({_said(error)}); {ANEW}") from None
+    return facts
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error)[:200]}"
 
 
 def load(folder: str | Path, *, partial: bool = False) -> list[Tree]:
@@ -246,7 +262,11 @@ def load(folder: str | Path, *, partial: bool = False) -> list[Tree]:
             by_task.setdefault(line["task"], []).append(line)
     found = []
     for lines in by_task.values():
-        made = _tree(lines, facts["split"], facts["round"], origin, partial)
+        try:
+            made = _tree(lines, facts["split"], facts["round"], origin, partial)
+        except WRONG as error:
+            what = f"{path}: the lines of task {lines[0]['task']!r} are not what was written ({_said(error)})"
+            raise StoreError(f"{what}; {ANEW}") from None
         if made is not None:
             found.append(made)
     return found
@@ -264,6 +284,9 @@ def _tree(
     turns, _ = numbered([t for t, _ in pairs], {t.id: place for t, place in pairs}, Finish(reason, text))
     task = Task(row["task"], row["question"], row["answer"], row["meta"])
     grades = {name: Grade(*mark) for name, mark in (end["grades"] if end is not None else {}).items()}
+    stated = [task.question, task.answer, reason, text, *(grade.verdict for grade in grades.values())]
+    if not all(isinstance(one, str) for one in stated) or not isinstance(task.meta, dict):
+        raise TypeError("a text is no text")
     return Tree(Episode(f"{task.id}#0", task, turns, Finish(reason, text, turn)), grades, split, round, origin)
 
 
@@ -284,8 +307,20 @@ def _call(task: str, turns: Sequence[Turn], place: int, lasting: bool) -> Line:
             "round": first.round, "place": place, "prompt_ids": list(prompt), "turns": said}  # fmt: skip
 
 
-def _siblings(line: Line) -> Iterator[tuple[Turn, int]]:
-    """The turns of one stored call, each with its place among its siblings."""
+def _siblings(line: Line) -> list[tuple[Turn, int]]:
+    """The turns of one stored call, each with its place among its siblings; raises StoreError."""
+    try:
+        found = [*_read(line)]
+        if not all(
+            isinstance(text, str) for turn, _ in found for text in (turn.id, turn.role, turn.text, *turn.parents)
+        ):
+            raise TypeError("a text is no text")
+    except WRONG as error:
+        raise StoreError(f"a call of task {line['task']!r} is not what was written ({_said(error)}); {ANEW}") from None
+    return found
+
+
+def _read(line: Line) -> Iterator[tuple[Turn, int]]:
     prompt = tuple(line["prompt_ids"])
     for k, said in enumerate(line["turns"]):
         done = Completion(
@@ -320,8 +355,11 @@ def _lines(path: Path, forgive: bool = False) -> Iterator[tuple[int, Line]]:
         for number, raw in enumerate(file, 1):
             if raw.endswith(b"\n") or not forgive:
                 try:
-                    yield place, json.loads(raw)
-                except ValueError as error:
-                    raise StoreError(f"{path}, line {number}: not what was written ({error}); restore the file, or "
-                                     "delete the folder to collect anew") from None  # fmt: skip
+                    line = json.loads(raw)
+                    if not isinstance(line["task"], str):
+                        raise TypeError("its task is no text")
+                except WRONG as error:
+                    what = f"{path}, line {number}: not what was written ({_said(error)})"
+                    raise StoreError(f"{what}; {ANEW}") from None
+                yield place, line
             place += len(raw)

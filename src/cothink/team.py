@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
@@ -11,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from cothink.types import (
+    UNKNOWN_ID,
     CallFailed,
     Completion,
     Episode,
@@ -47,6 +49,9 @@ class Memory(Protocol):
 
     def failed(self, parents: Sequence[str], role: str, error: Exception) -> None: ...
 
+
+LOGPROB_SLACK = 1e-3
+"""How far above 0 rounding may lift a log-prob."""
 
 # The turn that comes "before" the next one, per asyncio task: branches under gather each follow their own line.
 _line: ContextVar[tuple[str, ...]] = ContextVar("cothink_line", default=())
@@ -146,6 +151,8 @@ class Chat:
             done = await team._generate(role, messages, prompt, sampling, n, seed, parents)
         if len(done) != n:
             raise PlayError(f"the engine of policy {role.policy!r} returned {len(done)} completions, asked for {n}")
+        for completion in done if known is None else ():
+            _sound(completion, role, prompt)
         turns = []
         for k, completion in enumerate(done):
             shown = show(completion.text) if show else completion.text
@@ -246,6 +253,24 @@ class Team:
         if turn.id not in self._chats:
             raise PlayError(f"turn {turn.id} has no chat: it is a placeholder or belongs to another episode")
         return self._chats[turn.id].fork()
+
+
+def _sound(completion: Completion, role: Role, prompt: tuple[int, ...]) -> None:
+    """Raises PlayError for what no engine may return: training on it would fail later, or not fail."""
+    ids, logprobs = completion.output_ids, completion.logprobs
+    if completion.prompt_ids not in ((), prompt):
+        wrong = "another prompt than it was given"
+    elif len(logprobs) not in (0, len(ids)):
+        wrong = f"{len(ids)} token ids and {len(logprobs)} log-probs"
+    elif any(not value <= LOGPROB_SLACK for value in logprobs):  # not a number is not <= anything
+        wrong = f"the log-prob {next(v for v in logprobs if not v <= LOGPROB_SLACK)}"
+    elif -math.inf in logprobs:
+        wrong = "a token of probability 0"
+    elif ids and min(ids) < (0 if role.trainable else UNKNOWN_ID):
+        wrong = f"the token id {min(ids)}"
+    else:
+        return
+    raise PlayError(f"the engine of policy {role.policy!r} answered {role.name} with {wrong}; see docs/adding.md")
 
 
 def _id(parents: Sequence[str], role: Role, place: int) -> str:

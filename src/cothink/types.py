@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+UNKNOWN_ID = -1
+"""Stands for a token whose id is not known, such as one that a server sampled; nothing can be trained on it."""
+
 
 class PlayError(Exception):
     """A mistake in a workflow, or an episode that cannot go on."""

@@ -176,6 +176,32 @@ def test_killed_and_resumed_equals_uninterrupted_without_a_repeated_question(tmp
     assert asyncio.run(ask(again, TASKS, 3, "s", answers=Answers(path)))[0] == whole and not engine.calls
 
 
+def test_questions_of_an_engine_of_ours_are_played_and_kept_in_fixed_blocks(tmp_path):
+    """Issue 6: what shares a pass does not depend on a kill: each block of `concurrency` plays begins afresh."""
+
+    def blocks(path, dies_at=None):
+        seen = [[]]
+
+        def reply(call):
+            if sum(map(len, seen)) == dies_at:
+                raise KeyboardInterrupt
+            seen[-1].append(call.messages[-1].content)
+            return seeded(call)
+
+        session, engine = session_of(reply, concurrency=6)
+        engine.forget = lambda: seen.append([])
+        asyncio.run(ask(session, TASKS, 2, "s", answers=Answers(path)))
+        return seen[1:]
+
+    whole, part = tmp_path / "whole.jsonl", tmp_path / "part.jsonl"
+    found = blocks(whole)
+    assert list(map(len, found)) == [6, 6, 6, 4]
+    with pytest.raises(KeyboardInterrupt):
+        blocks(part, dies_at=9)
+    assert part.read_bytes() == b"".join(whole.read_bytes().splitlines(keepends=True)[:6])
+    assert blocks(part) == [[], *found[1:]] and part.read_bytes() == whole.read_bytes()
+
+
 def test_more_plays_are_added_to_those_that_are_there(tmp_path):
     path = tmp_path / "a.jsonl"
     session, engine = session_of(seeded)

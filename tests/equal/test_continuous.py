@@ -14,8 +14,8 @@ from cothink.engines.prefixes import Prefixes
 from cothink.engines.requests import Answer, Request
 from cothink.engines.sampler import draw
 from cothink.engines.weights import Packed
+from cothink.loading import load_policies
 from cothink.parts import PolicyPart
-from cothink.policy import load_policies
 from cothink.types import Message, Sampling
 
 

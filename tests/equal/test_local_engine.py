@@ -12,8 +12,8 @@ import torch
 from cothink.batch import pad
 from cothink.engines.continuous import Continuous
 from cothink.engines.local import engine as local_engine
+from cothink.loading import load_policies
 from cothink.parts import PolicyPart
-from cothink.policy import load_policies
 from cothink.team import Job, play
 from cothink.types import Message, PlayError, Role, Sample, Sampling, Task
 from cothink.workflows import malt

@@ -12,8 +12,9 @@ import torch
 
 from cothink import logprobs, losses
 from cothink.batch import pad, weights_for
+from cothink.loading import load_policies
 from cothink.parts import PolicyPart
-from cothink.policy import Knobs, TrainingError, load_policies, rate
+from cothink.policy import Knobs, TrainingError, rate
 from cothink.types import Sample
 
 

@@ -11,8 +11,9 @@ import torch
 
 from cothink import losses
 from cothink.engines.local import engine as local_engine
+from cothink.loading import load_policies
 from cothink.parts import PolicyPart
-from cothink.policy import Knobs, load_policies
+from cothink.policy import Knobs
 from cothink.types import Message, Sample, Sampling
 
 pytest.importorskip("llguidance")

@@ -15,8 +15,8 @@ import torch
 pytest.importorskip("trl")
 
 from cothink import api, record, store
+from cothink.loading import load_policies
 from cothink.parts import DPO, PolicyPart
-from cothink.policy import load_policies
 from cothink.recipe import Recipe
 from cothink.record import Run
 from cothink.session import assemble

@@ -13,8 +13,8 @@ pytest.importorskip("trl")
 
 from cothink import api, record
 from cothink.batch import pad
+from cothink.loading import load_policies
 from cothink.parts import PolicyPart
-from cothink.policy import load_policies
 from cothink.recipe import Recipe
 from cothink.record import Run
 from cothink.session import assemble

@@ -187,10 +187,10 @@ def test_verify_grades_one_answer_and_a_file_in_order(tmp_path, capsys):
 
 def test_new_writes_a_part_that_a_recipe_can_name(small, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert call("new", "reward", "brief") == 0
-    assert "rewards: [{name: 'brief:reward'}]" in capsys.readouterr().out
-    assert call("check", small, "stages.1.rewards=[{name: 'brief:reward', limit: 5}]") == 0
-    assert call("new", "reward", "brief") == 2
+    assert call("new", "reward", "curt") == 0
+    assert "rewards: [{name: 'curt:reward'}]" in capsys.readouterr().out
+    assert call("check", small, "stages.1.rewards=[{name: 'curt:reward', limit: 5}]") == 0
+    assert call("new", "reward", "curt") == 2
     assert call("new", "rewrd", "other") == 2
     assert "did you mean 'reward'?" in capsys.readouterr().err
 

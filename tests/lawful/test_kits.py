@@ -78,8 +78,8 @@ def openai():
 
 
 def local(folder: Path):
+    from cothink.loading import load_policies
     from cothink.parts import PolicyPart
-    from cothink.policy import load_policies
 
     loaded = load_policies({"main": PolicyPart(model="tiny")}, lambda name: folder)
     return resolve("engine", "local")(loaded)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from cothink.conversations import Conversation, Conversations, NotHere, fault
-from cothink.tasks import DataError, Refused, Row, find, read_rows
+from cothink.tasks import DataError, Refused, Row, find, read_rows, short
 from cothink.types import Message, Role
 
 
@@ -48,8 +48,8 @@ def _role(row: Row, name: str | None, roles: Mapping[str, Role]) -> Role:
     name = name or row.get("role")
     if name is None:
         raise Refused(f"no role: write a column role, or path: {{{next(iter(roles))}: FILE}} with one file a role")
-    if name not in roles:
-        raise Refused(f"role {name!r} is not in the team, which has {', '.join(roles)}")
+    if not isinstance(name, str) or name not in roles:
+        raise Refused(f"role {short(repr(name))} is not in the team, which has {', '.join(roles)}")
     return roles[name]
 
 
@@ -71,6 +71,10 @@ def _conversation(row: Row, role: Role, system: str, default: str) -> Conversati
     wrong = fault(messages) or (None if all(m.content.strip() for m in messages) else "an empty message")
     if wrong:
         raise Refused(wrong)
+    try:
+        "".join(m.content for m in messages).encode()
+    except UnicodeEncodeError:
+        raise Refused("not valid Unicode: half of a surrogate pair") from None
     first = len(context) + moved if context else 0
     question = str(row.get("question") or "")
     return Conversation(role.name, tuple(messages), str(row.get("id") or default), question, first)
@@ -81,8 +85,14 @@ def _messages(value: Any, speaker: str) -> list[Message]:
     if isinstance(value, str):
         if not value.lstrip().startswith("[{"):
             return [Message(speaker, value)]
-        value = json.loads(value)
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            return [Message(speaker, value)]  # a text that only begins like a list
     try:
-        return [Message(str(turn["role"]), str(turn["content"])) for turn in value]
+        said = [(turn["role"], turn["content"]) for turn in value]
     except (KeyError, TypeError):
         raise Refused("messages that are not {role, content} objects") from None
+    if not all(isinstance(text, str) for pair in said for text in pair):
+        raise Refused("a message whose role or content is not text")
+    return [Message(*pair) for pair in said]

@@ -8,9 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cothink.chat import Codec, InternCodec
-from cothink.types import Completion, Message, PlayError, Sampling
-
-UNKNOWN_ID = -1
+from cothink.types import UNKNOWN_ID, Completion, Message, PlayError, Sampling
 
 
 class OpenAIEngine:

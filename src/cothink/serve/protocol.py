@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from cothink.answering import Answer, Usage, Wish, checked, question_of
-from cothink.resolve import nearest
+from cothink.resolve import nearest, short
 from cothink.types import Message, Turn
 
 MAX_VOTES = 64
@@ -40,8 +40,10 @@ class Refusal(Exception):
     def __init__(
         self, status: int, message: str, *, param: str | None = None, code: str | None = None, retry: int | None = None
     ):
+        message = short(message, 1_000)  # it quotes what the client wrote
         super().__init__(message)
-        self.status, self.message, self.param, self.code, self.retry = status, message, param, code, retry
+        self.param = None if param is None else short(param, 200)
+        self.status, self.message, self.code, self.retry = status, message, code, retry
 
     def body(self) -> dict[str, Any]:
         """The error as the protocol writes it."""

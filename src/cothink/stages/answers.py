@@ -1,4 +1,7 @@
-"""Plays questions one by one and keeps every finished one as a line of an append-only file.
+"""Plays questions and keeps every finished one as a line of a file.
+
+An engine of ours rounds by what shares a pass, so its questions are played in fixed blocks, each begun afresh and kept
+when it is whole: stopped and resumed, the file comes out the same, byte for byte. Servers are asked without such walls.
 
 A row is one play: the episode as `record.episode_row` writes it, and `set`, `play` (0-based), `answer` (None: states
 none), `vote` (plays of one question with equal answers have equal numbers), `prompt_tokens` of each turn, and `pair`
@@ -18,7 +21,7 @@ from typing import Any
 from cothink.record import RunError, episode_row, write_atomic
 from cothink.session import Session
 from cothink.stages.judging import pair_of
-from cothink.stages.playing import grade
+from cothink.stages.playing import afresh, grade
 from cothink.team import Failure, Job, play, stable_seed
 from cothink.types import Episode, Finish, PlayError, Task
 from cothink.votes import answer_of, classes
@@ -69,10 +72,10 @@ class Answers:
         """Whether every question has k plays already."""
         return all(len(self.of(name, task)) >= k for name, found in tasks.items() for task in found)
 
-    def add(self, set_name: str, task: Task, rows: Sequence[Row]) -> None:
-        """Appends the plays of one question in one write."""
+    def add(self, set_name: str, task: Task, rows: Sequence[Row], *, keep: bool = True) -> None:
+        """The plays of one question, appended to the file in one write unless `keep` is off (`tidy` writes them)."""
         self.rows[set_name, task.id].extend(rows)
-        if self.path is not None:
+        if keep and self.path is not None:
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(_lines(rows))
 
@@ -100,6 +103,7 @@ class _Desk:
     def __init__(self, session: Session, k: int, seed: object, temperature: float | None, answers: Answers):
         self.session, self.k, self.seed, self.answers = session, k, seed, answers
         self.roles = session.roles
+        self.blocks = any(hasattr(engine, "forget") for engine in session.engines.values())
         if temperature is not None:
             self.roles = {
                 n: replace(r, sampling=replace(r.sampling, temperature=temperature)) for n, r in session.roles.items()
@@ -132,7 +136,7 @@ class _Desk:
         votes = await classes(task, [row["answer"] for row in [*known, *rows]])
         for row, vote in zip(rows, votes[first:], strict=True):
             row["vote"] = vote
-        self.answers.add(set_name, task, rows)
+        self.answers.add(set_name, task, rows, keep=not self.blocks)
         return len(jobs)
 
     def _failed(self, failure: Failure, error: PlayError, plays: int) -> None:
@@ -154,13 +158,15 @@ async def ask(
 ) -> tuple[list[Row], Counter[str]]:
     """`k` graded plays of every question, in the order of the questions, and what failed, by kind.
 
-    Questions that `answers` holds already are not played again. A play that ran out of its deadline or did not fit
+    Questions that `answers` holds already are not played again. With an engine of ours the file gains a block of
+    `team.concurrency` plays at a time, with a server a question. A play that ran out of its deadline or did not fit
     the context is a row with the verdict `failed`. A question with a play that failed by an error (a server that is
     down) is left out and not kept, so that the next call tries it again; raises PlayError when all of them failed.
     """
     answers = Answers() if answers is None else answers
     desk = _Desk(session, k, seed, temperature, answers)
-    gate = asyncio.Semaphore(max(1, session.recipe.team.concurrency // k))
+    at_once = max(1, session.recipe.team.concurrency // k)
+    gate = asyncio.Semaphore(at_once)
     done = 0
 
     async def one(set_name: str, task: Task) -> None:
@@ -171,18 +177,22 @@ async def ask(
         if on_done:
             on_done(done)
 
-    try:
-        async with asyncio.TaskGroup() as group:
-            for set_name, found in tasks.items():
-                for task in found:
-                    group.create_task(one(set_name, task))
-    except ExceptionGroup as several:
-        raise several.exceptions[0] from None
-    plays = [answers.of(name, task) for name, found in tasks.items() for task in found]
+    asked = [(name, task) for name, found in tasks.items() for task in found]
+    size = at_once if desk.blocks else max(1, len(asked))
+    for start in range(0, len(asked), size):
+        if desk.blocks:
+            afresh(session)
+        try:
+            async with asyncio.TaskGroup() as group:
+                for name, task in asked[start : start + size]:
+                    group.create_task(one(name, task))
+        except ExceptionGroup as several:
+            raise several.exceptions[0] from None
+        answers.tidy(tasks)
+    plays = [answers.of(name, task) for name, task in asked]
     rows = [row for known in plays if len(known) >= k for row in known[:k]]
     if not rows and desk.errors:
         raise PlayError(f"all questions failed; the first error: {desk.errors[0].message}")
-    answers.tidy(tasks)
     failures = Counter(row["failure"] for row in rows if "failure" in row)
     return rows, failures + Counter(error=len(desk.errors))
 
@@ -197,7 +207,7 @@ def _row(set_name: str, task: Task, play: int, found: Episode | Failure) -> Row:
 
 def row_of(episode: Episode, set_name: str, play: int) -> Row:
     """The row of a graded episode; its vote is counted once all plays of its question are known."""
-    row = episode_row(episode) | pair_of(episode.task.meta)
+    row: Row = {**episode_row(episode), **pair_of(episode.task.meta)}
     for turn, spoken in zip(row["turns"], episode.turns, strict=True):
         turn["prompt_tokens"] = len(spoken.completion.prompt_ids)
     states = episode.verdict in ("right", "wrong")

@@ -201,7 +201,7 @@ def sentence(figures: Mapping[str, Any]) -> str:
     """One line for people."""
     leaves = max(figures["graded_leaves"], 1)
     return (
-        f"[bold]collect[/bold]: {figures['trees']:,} trees, {figures['completions']:,} turns, {figures['tokens']:,} "
+        f"collect: {figures['trees']:,} trees, {figures['completions']:,} turns, {figures['tokens']:,} "
         f"tokens; of {figures['graded_leaves']:,} leaves {100 * figures['right_leaves'] / leaves:.1f} % right, "
         f"{100 * figures['unparsable_leaves'] / leaves:.1f} % unparsable; {figures['calls']:,} calls in "
         f"{figures['seconds']:.0f} s"

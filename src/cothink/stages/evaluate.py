@@ -54,7 +54,7 @@ async def evaluate(session: Session, stage: Evaluate, index: int) -> dict[str, A
         session.run.result(label, values)
         if len(sets) > 1 or stage.episodes_per_task > 1 or stage.diagnose:
             write_atomic(session.run.folder / f"{label}.md", markdown({"systems": {label: values}, "sets": [*sets]}))
-    session.say(f"[bold]{label}[/bold]: {sentence(values)}")
+    session.say(f"{label}: {sentence(values)}")
     return values
 
 

@@ -16,7 +16,8 @@ from cothink.stages import actions, metrics
 from cothink.stages.playing import afresh, generated, play_tasks, prompted
 from cothink.stages.progress import bar
 from cothink.stages.rows import Progress, eligible, next_rows
-from cothink.types import Episode
+from cothink.team import Played
+from cothink.types import Episode, PlayError
 
 
 @dataclass
@@ -51,6 +52,7 @@ async def gather(session: Session, stage: RL, index: int, here: Progress, reward
             played = await play_tasks(session, rows, stage.episodes_per_task, seed, on_done=show)
         played_rows += len(rows)
         failures.update(f.kind for f in played.failures)
+        _tell(session, here, played, len(rows) * stage.episodes_per_task)
         tokens += generated(played.episodes)
         episodes = await score(played.episodes, rewards)
         _some_reward(episodes, rewards)
@@ -71,6 +73,25 @@ async def gather(session: Session, stage: RL, index: int, here: Progress, reward
         **{f"failed/{kind}": float(count) for kind, count in failures.items()},
     }
     return Gathered(kept, figures, tokens)
+
+
+def _tell(session: Session, here: Progress, played: Played, asked: int) -> None:
+    """Says what was left out; a step whose plays are all late would only be followed by others."""
+    if not played.failures:
+        return
+    late = sum(f.kind == "deadline" for f in played.failures)
+    if late == asked:
+        limit = session.recipe.team.deadline
+        raise PlayError(
+            f"none of the {asked} plays of step {here.step + 1} was done within {limit:g} s: write a longer "
+            "team.deadline, or a smaller team.concurrency, or look at the engines"
+        )
+    kinds = ", ".join(f"{n} {kind}" for kind, n in Counter(f.kind for f in played.failures).items())
+    first = played.failures[0]
+    session.say(
+        f"step {here.step + 1}: {len(played.failures)} of {asked} plays left out ({kinds}); "
+        f"the first, of task {first.task}: {first.message}"
+    )
 
 
 def finish_tag(session: Session) -> str | None:

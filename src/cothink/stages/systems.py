@@ -15,6 +15,7 @@ from cothink import export, models, seating, suites, wiring
 from cothink.builtin.prompts import PROMPTS
 from cothink.recipe import Recipe
 from cothink.record import RunError, last_checkpoint, write_atomic
+from cothink.report.markup import visible
 from cothink.resolve import nearest
 from cothink.session import Session, assemble
 from cothink.stages import influence, reports, versus
@@ -200,7 +201,7 @@ class Plan:
     def say(self, text: str) -> None:
         """Prints one line, when there is somebody to read it."""
         if self.console is not None:
-            self.console.print(text, highlight=False, soft_wrap=True)
+            self.console.print(visible(text), markup=False, highlight=False, soft_wrap=True)
 
 
 async def evaluate(systems: Sequence[System], plan: Plan, single: System | None = None) -> dict[str, Any]:
@@ -276,7 +277,7 @@ async def _play(one: System, plan: Plan, plays: Callable[[list[Row]], int]) -> t
 
     values, rows = await go(plan.k)
     seconds = values.pop("seconds")  # the results of the same answers are the same, however long they took
-    plan.say(f"[bold]{one.name}[/bold]: {sentence(values)}, {seconds:.0f} s")
+    plan.say(f"{one.name}: {sentence(values)}, {seconds:.0f} s")
     if plan.diagnose:
         quiet = {role: Answers(None if plan.out is None else plan.out / f"{one.name}-without-{role}.jsonl")
                  for role in silenced(rows)}  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +10,16 @@ from typing import Any
 class Trackers:
     """The trackers a recipe asks for; none of them costs nothing and imports nothing."""
 
-    def __init__(self, names: Sequence[str], folder: Path, project: str, config: Mapping[str, Any]):
+    def __init__(
+        self,
+        names: Sequence[str],
+        folder: Path,
+        project: str,
+        config: Mapping[str, Any],
+        say: Callable[[str], None] = print,
+    ):
         self._accelerator: Any = None
+        self._say = say
         if not names:
             return
         from accelerate import Accelerator
@@ -23,6 +31,9 @@ class Trackers:
             raise RuntimeError(
                 f"trackers {', '.join(names)} cannot start ({error}); pip install 'cothink[tracking]' or remove them"
             ) from error
+        except Exception as error:  # a service that is away
+            self._lost(error)
+            return
         missing = len(names) - len(self._accelerator.trackers)
         if missing:
             raise RuntimeError(
@@ -32,12 +43,24 @@ class Trackers:
     def log(self, values: Mapping[str, Any], step: int) -> None:
         """Sends the numbers of one step."""
         if self._accelerator is not None:
-            self._accelerator.log({k: v for k, v in values.items() if isinstance(v, int | float)}, step=step)
+            try:
+                self._accelerator.log({k: v for k, v in values.items() if isinstance(v, int | float)}, step=step)
+            except Exception as error:
+                self._lost(error)
 
     def close(self) -> None:
         """Ends the trackers' runs."""
         if self._accelerator is not None:
-            self._accelerator.end_training()
+            try:
+                self._accelerator.end_training()
+            except Exception as error:
+                self._lost(error)
+
+    def _lost(self, error: Exception) -> None:
+        """A tracker never ends a run: metrics.jsonl has every number."""
+        self._accelerator = None
+        what = f"{type(error).__name__}: {error}"[:300]
+        self._say(f"trackers: {what}. The run goes on without them; metrics.jsonl holds everything")
 
 
 def _no_gpu() -> bool:

@@ -8,6 +8,7 @@ import random
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -79,19 +80,24 @@ def collect(
     """
     tasks: list[Task] = []
     skipped: list[Skip] = []
-    seen: dict[str, int] = {}
+    seen: set[str] = set()
+    names: set[str] = set()
     total = 0
     for total, row in enumerate(rows, 1):
         try:
             task = parse(total - 1, row)
+            _storable(task)
         except Refused as error:
-            skipped.append(Skip(total - 1, str(error)))
+            skipped.append(Skip(total - 1, short(str(error))))
             continue
+        except DataError as error:
+            raise DataError(f"row {total - 1}: {error}") from None
         same = (key or question_key_of)(task)
-        if same in seen:
-            skipped.append(Skip(total - 1, "repeated question"))
+        if same in seen or task.id in names:
+            skipped.append(Skip(total - 1, "repeated question" if same in seen else "repeated id"))
             continue
-        seen[same] = total - 1
+        seen.add(same)
+        names.add(task.id)
         tasks.append(task)
     if not tasks:
         why = "; ".join(sorted({skip.reason for skip in skipped})[:3])
@@ -101,10 +107,30 @@ def collect(
     return Loaded(tasks if limit is None else tasks[:limit], total, skipped, notes)
 
 
+def _storable(task: Task) -> None:
+    """Refuses what no file and no tokenizer takes: half of a surrogate pair, which JSON can write."""
+    try:
+        json.dumps([task.id, task.question, task.answer, dict(task.meta)], ensure_ascii=False, default=str).encode()
+    except UnicodeEncodeError:
+        raise Refused("not valid Unicode: half of a surrogate pair") from None
+
+
+def short(text: str, most: int = 200) -> str:
+    """A text of at most so many characters, for messages that quote what a file holds."""
+    return text if len(text) <= most else f"{text[:most]}... ({len(text):,} characters)"
+
+
+def columns(row: Row) -> str:
+    """The names of a row's columns, for messages."""
+    return short(", ".join(map(str, row)) or "none", 400)
+
+
 def gold_text(value: Any) -> str:
-    """A gold answer as text; refuses what is empty or neither text nor a number."""
+    """A gold answer as text; refuses what is empty or neither text nor a finite number."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise Refused(f"gold is a {type(value).__name__}, not text")
+    if isinstance(value, float) and not isfinite(value):
+        raise Refused(f"gold is {value}")
     text = str(value).strip()
     if not text:
         raise Refused("empty gold")
@@ -165,7 +191,20 @@ def find(path: str | Path | None, default: str, in_folder: Iterable[str] = ()) -
 
 
 def read_rows(file: Path) -> Iterator[Row]:
-    """Rows of a JSONL, JSON (a list), CSV or parquet file, by its ending."""
+    """Rows of a JSONL, JSON (a list), CSV or parquet file, by its ending; raises DataError where it is damaged."""
+    try:
+        yield from _rows_of(file)
+    except DataError:
+        raise
+    except UnicodeDecodeError as error:
+        raise DataError(f"{file.name} is not UTF-8: {error.reason}; write it again as UTF-8 text") from None
+    except RecursionError:
+        raise DataError(f"{file.name}: brackets within brackets, deeper than any row; write one object a row") from None
+    except Exception as error:  # csv, json and pyarrow have errors of their own, none of which names the file
+        raise DataError(f"{file.name} cannot be read: {short(str(error))}") from error
+
+
+def _rows_of(file: Path) -> Iterator[Row]:
     ending = file.suffix.lower()
     if ending == ".parquet":
         import pyarrow.parquet
@@ -176,7 +215,12 @@ def read_rows(file: Path) -> Iterator[Row]:
         import csv
 
         with open(file, encoding="utf-8-sig", newline="") as handle:
-            yield from csv.DictReader(handle)
+            table = csv.DictReader(handle)
+            for row in table:
+                if None in row:  # its texts would stand in the wrong columns
+                    fix = "put double quotes around texts that hold commas"
+                    raise DataError(f"{file.name}, line {table.line_num}: more fields than the header has; {fix}")
+                yield row
     elif ending in (".jsonl", ".json", ".ndjson"):
         yield from _json_rows(file)
     else:
@@ -193,7 +237,7 @@ def hub_rows(hub: str, split: str, config: str | None = None) -> Iterator[Row]:
 
 
 def _json_rows(file: Path) -> Iterator[Row]:
-    with open(file, encoding="utf-8") as handle:
+    with open(file, encoding="utf-8-sig") as handle:
         if file.suffix.lower() == ".json":
             rows = json.load(handle)
             if not isinstance(rows, list):

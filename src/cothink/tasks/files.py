@@ -8,7 +8,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cothink.tasks import DataError, Loaded, Refused, Row, collect, find, gold_text, hub_rows, question_text, read_rows
+from cothink.tasks import (
+    DataError,
+    Loaded,
+    Refused,
+    Row,
+    collect,
+    columns,
+    find,
+    gold_text,
+    hub_rows,
+    question_text,
+    read_rows,
+)
 from cothink.types import Task
 
 QUESTIONS = ("question", "problem", "prompt", "query", "instruction", "input")
@@ -69,13 +81,14 @@ def _pick(row: Row, named: str | None, common: tuple[str, ...], what: str) -> An
         value: Any = row
         for part in named.split("."):
             if not isinstance(value, Mapping) or part not in value:
-                raise DataError(f"no column {named!r} for {what}:; the row has {', '.join(map(str, row)) or 'none'}")
+                raise DataError(f"no column {named!r} for {what}:; the row has {columns(row)}")
             value = value[part]
         return value
-    found = next((column for column in common if column in row), None)
+    found = next((name for name in common if name in row), None)
     if found is None:
-        columns = ", ".join(map(str, row)) or "none"
-        raise DataError(f"no {what} column among: {columns}. Write {what}: NAME with the column that holds the {what}")
+        raise DataError(
+            f"no {what} column among: {columns(row)}. Write {what}: NAME with the column that holds the {what}"
+        )
     return row[found]
 
 
@@ -89,7 +102,7 @@ def _last_user(value: Any) -> Any:
     if isinstance(value, str) and value.lstrip().startswith("[{"):
         try:
             value = json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             return value
     if not isinstance(value, list):
         return value

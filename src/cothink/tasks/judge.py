@@ -18,6 +18,7 @@ from cothink.tasks import (
     Refused,
     Row,
     collect,
+    columns,
     find,
     hub_rows,
     question_key_of,
@@ -167,5 +168,5 @@ def _task(index: int, row: Row, ordered: bool, seed: int) -> Task:
     sides = next((pair for pair in SIDES if all(side in row for side in pair)), None)
     if sides is None:
         shapes = ", ".join(" and ".join(pair) for pair in (*SIDES, RANKED))
-        raise DataError(f"no pair of answers among: {', '.join(map(str, row)) or 'none'}. Name the columns {shapes}")
+        raise DataError(f"no pair of answers among: {columns(row)}. Name the columns {shapes}")
     return pair_task(name, question, row[sides[0]], row[sides[1]], row.get("label", row.get("winner")), facts)
