@@ -32,6 +32,8 @@ Key = tuple[str, str]
 
 FAILED = "failed"
 """Verdict of a play that brought no answer: too late, or a question longer than the context."""
+BLOCK = 64
+"""Plays of a block, at most: what a kill may cost, against the wait for the last of a block to finish."""
 PATIENCE = 8
 """Questions that may fail by an error before any succeeds; then the run stops with the first error."""
 
@@ -159,13 +161,15 @@ async def ask(
     """`k` graded plays of every question, in the order of the questions, and what failed, by kind.
 
     Questions that `answers` holds already are not played again. With an engine of ours the file gains a block of
-    `team.concurrency` plays at a time, with a server a question. A play that ran out of its deadline or did not fit
-    the context is a row with the verdict `failed`. A question with a play that failed by an error (a server that is
-    down) is left out and not kept, so that the next call tries it again; raises PlayError when all of them failed.
+    64 plays (`team.concurrency` if less) at a time, with a server a question. A play that ran out of its deadline or
+    did not fit the context is a row with the verdict `failed`. A question with a play that failed by an error (a
+    server that is down) is left out and not kept, so that the next call tries it again; raises PlayError when all of
+    them failed.
     """
     answers = Answers() if answers is None else answers
     desk = _Desk(session, k, seed, temperature, answers)
-    at_once = max(1, session.recipe.team.concurrency // k)
+    limit = session.recipe.team.concurrency
+    at_once = max(1, (min(limit, BLOCK) if desk.blocks else limit) // k)
     gate = asyncio.Semaphore(at_once)
     done = 0
 
