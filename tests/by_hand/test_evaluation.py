@@ -121,10 +121,28 @@ def test_statistics_against_scipy():
     values = [0.25 * (k % 5) for k in range(200)]
     want = oracle.bootstrap((values,), np.mean, method="percentile", rng=np.random.default_rng(1)).confidence_interval
     assert stats.bootstrap_mean(values)[1:] == pytest.approx((want.low, want.high), abs=0.005)
-    table = {(15, 5): 0.0414, (10, 2): 0.0386, (0, 6): 0.03125}
-    assert {k: stats.mcnemar(*k) for k in table} == pytest.approx(table, abs=5e-5)
+    gains = [values[k] - values[(7 * k + 3) % 200] for k in range(200)]
+    want = oracle.bootstrap((gains,), np.mean, method="percentile", rng=np.random.default_rng(2)).confidence_interval
+    assert stats.paired_bootstrap(gains)[1:] == pytest.approx((want.low, want.high), abs=0.01)
     # groups of one value each leave nothing to draw; of two groups each weighs a half whatever its size
     assert stats.bootstrap_macro([[1.0] * 10, [0.0] * 30]) == (0.5, 0.5, 0.5)
+
+
+def test_tests_against_scipy_and_statsmodels():
+    from scipy import stats as oracle
+    from statsmodels.stats.contingency_tables import mcnemar
+    from statsmodels.stats.multitest import multipletests
+
+    for a in range(13):
+        for b in range(13):
+            if a + b:
+                assert stats.mcnemar(a, b) == pytest.approx(oracle.binomtest(a, a + b).pvalue, abs=1e-12)
+                assert stats.mcnemar(a, b) == pytest.approx(mcnemar([[9, a], [b, 4]], exact=True).pvalue, abs=1e-12)
+            if a <= 8 and b <= 8:
+                want = oracle.fisher_exact([[a, 8 - a], [b, 8 - b]]).pvalue
+                assert stats.fisher_exact(a, 8, b, 8) == pytest.approx(want, abs=1e-12)
+    for found in ([0.01, 0.04, 0.03], [0.9, 0.6, 0.001, 0.02], [0.05], [0.2] * 5):
+        assert stats.holm(found) == pytest.approx(list(multipletests(found, method="holm")[1]), abs=1e-12)
 
 
 def test_what_is_not_graded_is_counted_apart_and_late_plays_are_wrong():
