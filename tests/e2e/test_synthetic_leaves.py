@@ -24,7 +24,7 @@ def test_sft_and_dpo_of_every_role_on_a_topped_up_tree(data_root, tmp_path, monk
 
     monkeypatch.setenv("COTHINK_DATA", str(data_root))
     recipe = ROOT / "recipes" / "malt-gsm8k-smollm2.yaml"
-    small = ["stages.0.limit=2", "stages.0.branching=[3, 3, 2]"]
+    small = ["stages.0.limit=2", "stages.0.branching=[3, 2, 2]"]
     done = cothink.run(recipe, small, out=tmp_path / "trees")
     tokenizer = AutoTokenizer.from_pretrained(models.where("smollm2"))
     topped = tmp_path / "topped"
