@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import fields
 from inspect import signature
+from itertools import takewhile
 from pathlib import Path
 from typing import get_args
 
@@ -49,6 +50,27 @@ def broken(page: Path) -> list[str]:
 @pytest.mark.parametrize("page", [*PAGES, *RECORDS], ids=name_of)
 def test_links_lead_somewhere(page):
     assert not broken(page)
+
+
+def glued(text: str) -> list[str]:
+    """First items of lists without an empty line before them: GitHub shows a list, the site a paragraph."""
+    lines = FENCE.sub("", text).splitlines()
+    starts = [k for k, line in enumerate(lines) if re.match(r"- |\d+\. ", line)]
+    return [lines[k] for k in starts if _in_text(lines[:k])]
+
+
+def _in_text(before: list[str]) -> bool:
+    block = list(takewhile(str.strip, reversed(before)))
+    return bool(block) and not block[0].startswith("#") and not any(re.match(r"- |\d+\. ", line) for line in block)
+
+
+@pytest.mark.parametrize("page", [*PAGES, *RECORDS], ids=name_of)
+def test_lists_stand_apart(page):
+    assert not glued(page.read_text(encoding="utf-8"))
+
+
+def test_a_glued_list_is_found():
+    assert glued("Said:\n- one\n- two\n\n- three\nlazily\n- four\n\nThen\n1. five\n") == ["- one", "1. five"]
 
 
 def test_a_link_that_leads_nowhere_is_found(tmp_path):
