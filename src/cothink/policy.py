@@ -23,7 +23,7 @@ from cothink.types import Sample
 
 LossFunction = Callable[..., tuple[Tensor, dict[str, tuple[float, float]]]]
 ENGINE_GAP = 1e-2  # engine and trainer are one code path in fp32: a larger gap in log-prob is a bug, not noise
-BAD_UPDATES = 3  # non-finite gradients in a row before the run is stopped
+BAD_UPDATES = 3  # updates in a row whose loss or gradient is not finite, before the run is stopped
 
 
 class TrainingError(RuntimeError):
@@ -164,12 +164,12 @@ class Policy:
     def _step(
         self, mini: Sequence[Sample], knobs: Knobs, parts: int, check: bool
     ) -> tuple[dict[str, tuple[float, float]], float]:
-        """One optimiser step on one mini-batch; a non-finite gradient is never applied."""
+        """One optimiser step on one mini-batch; nothing is applied unless loss and gradient are finite."""
         optimizer = self._ready()
         optimizer.zero_grad(set_to_none=True)
         total = self.accumulate(mini, knobs, parts, check=check)
         norm = float(nn.utils.clip_grad_norm_(self.parameters(), self.settings.max_grad_norm))
-        if math.isfinite(norm):
+        if math.isfinite(norm) and math.isfinite(total["loss"][0]):
             optimizer.step()
             self._scheduler.step()
             self._bad = 0
@@ -183,7 +183,7 @@ class Policy:
 
     def _diagnosis(self, total: Mapping[str, tuple[float, float]]) -> str:
         """Where numbers stopped being finite, and what usually helps."""
-        said = f"{BAD_UPDATES} updates in a row had a non-finite gradient; none was applied"
+        said = f"{BAD_UPDATES} updates in a row had a non-finite loss or gradient; none was applied"
         if any(not bool(p.isfinite().all()) for p in self.parameters()):
             return f"{said}. Its weights are not finite themselves: start again from a checkpoint that is"
         if not math.isfinite(total["loss"][0]):

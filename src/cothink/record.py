@@ -58,6 +58,14 @@ def _stopped(folder: Path) -> str:
     )
 
 
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        file = next(p for p in (folder, *folder.parents) if p.exists())
+        raise RunError(f"{file} is a file, and a run needs a folder: name another one with --out") from None
+
+
 def last_checkpoint(folder: Path) -> Path | None:
     """The newest checkpoint of a run folder; None before the first, RunError where it is not what was written."""
     state = folder / "state.json"
@@ -81,7 +89,7 @@ class Run:
         self.folder = folder
         self.state: dict[str, Any] = {}
         self.notes: list[str] = []
-        folder.mkdir(parents=True, exist_ok=True)
+        _make(folder)
         self._lock = seal.lock(folder)
         if self._lock is None:
             raise RunError(
@@ -251,9 +259,11 @@ class Run:
 
     def close(self) -> None:
         """Closes the metrics file and lets go of the folder."""
-        self._metrics.close()
-        if self._lock is not None:
-            self._lock.close()
+        try:
+            self._metrics.close()
+        finally:  # a full disk refuses the rest of a line once more
+            if self._lock is not None:
+                self._lock.close()
 
 
 def episode_row(

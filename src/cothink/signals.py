@@ -149,7 +149,8 @@ class Watch:
         falling = is_falling(memory)
         for name in self.policies:
             if figures.get(f"{name}/skipped_updates"):
-                key = f"{name}/gradient_norm"
+                loss = figures.get(f"{name}/loss", 0.0)
+                key = f"{name}/{'gradient_norm' if math.isfinite(loss) else 'loss'}"
                 found.append(Finding("gradient", name, "stop", key, "level", math.nan, math.inf, True))
         if memory.steps > self.warmup:
             for signal in SIGNALS:
