@@ -7,9 +7,9 @@ import random
 import subprocess
 import sys
 import tempfile
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace as NS
 
 import pytest
 
@@ -63,11 +63,22 @@ class Server:
     """Stands in for the official client of a chat server."""
 
     def __init__(self):
-        self.chat = self.completions = self
+        self.chat = self.completions = self.with_streaming_response = self
 
+    @asynccontextmanager
     async def create(self, *, n, **asked):
-        choices = [NS(message=NS(content="\\boxed{4}"), finish_reason="stop") for _ in range(n)]
-        return NS(choices=choices, usage=NS(completion_tokens=3 * n))
+        choices = [{"message": {"content": "\\boxed{4}"}, "finish_reason": "stop"}] * n
+        yield Arriving(json.dumps({"choices": choices, "usage": {"completion_tokens": 3 * n}}).encode())
+
+
+class Arriving:
+    """A reply on its way."""
+
+    def __init__(self, data: bytes):
+        self.data = data
+
+    async def iter_bytes(self):
+        yield self.data
 
 
 def openai():

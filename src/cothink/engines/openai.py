@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cothink.chat import Codec, InternCodec
+from cothink.engines import replies
 from cothink.types import UNKNOWN_ID, Completion, Message, PlayError, Sampling
 
 
@@ -48,7 +49,7 @@ class OpenAIEngine:
         if sampling.top_k:
             raise PlayError(f"policy {policy}: an openai: server knows no top_k; remove it from the role")
         try:
-            reply = await self._client().chat.completions.create(
+            asked = self._client().chat.completions.with_streaming_response.create(
                 model=self.model,
                 messages=[{"role": m.role, "content": m.content} for m in messages],
                 n=n,
@@ -59,19 +60,19 @@ class OpenAIEngine:
                 **({"stop": list(sampling.stop)} if sampling.stop else {}),
                 **({"response_format": _format(sampling.schema)} if sampling.schema is not None else {}),
             )
-        except self._error as error:
+            reply = await replies.read(asked)
+        except (self._error, replies.Unreadable) as error:
             raise PlayError(f"policy {policy}: {self.model} at {self._url}: {error}") from error
-        tokens = reply.usage.completion_tokens if reply.usage is not None else n
-        share, rest = divmod(tokens, n)
+        share, rest = divmod(replies.spent(reply, sampling, n), n)
         done = []
         for k, choice in enumerate(reply.choices):
-            text = choice.message.content or ""
+            text, long = replies.cut(choice.message.content or "", sampling)
             # A server cuts the stop string away; it belongs to the text, as with every other engine.
             stopped = getattr(choice, "stop_reason", None)
             if isinstance(stopped, str) and stopped in sampling.stop and not text.endswith(stopped):
                 text += stopped
             ids = (UNKNOWN_ID,) * max(1, share + (k < rest))
-            reason = "length" if choice.finish_reason == "length" else "stop"
+            reason = "length" if long or choice.finish_reason == "length" else "stop"
             done.append(Completion(text, prompt_ids, ids, (), reason))
         return done
 
