@@ -25,13 +25,14 @@ class Batch:
     ids: Tensor  # [B, L] long
     mask: Tensor  # [B, L] bool, False on padding
     turns: Tensor  # [B, L] long, place of the turn in its unit, -1 = not trained
-    logprobs: Tensor  # [B, L] log-probs of the policy that sampled
+    logprobs: Tensor  # [B, L] log-probs of the policy that sampled: the engine's, or the trainer's where `rollout` is
     advantages: Tensor  # [B, L]
     weights: Tensor  # [B, L] aggregation weight of each token, taken over the whole optimiser batch
     unit: Tensor  # [B, L] long, one number per unit of this batch, -1 on padding
     role: Tensor  # [B, L] long, place in `roles`, -1 on padding
     temperature: Tensor  # [B] sampling temperature
     roles: tuple[str, ...]
+    rollout: Tensor | None = None  # [B, L] log-probs of the engine that sampled, beside the trainer's `logprobs`
     ref_logprobs: Tensor | None = None  # [B, L] under the reference weights
     entropy: Tensor | None = None  # [B, L] of the current policy, with its graph if it is part of the loss
 
@@ -192,6 +193,7 @@ def pad(
             "weights": weight,
             "unit": [numbers[sample.unit]] * n,
             "role": [names.index(sample.role)] * n,
+            "rollout": sample.rollout or sample.logprobs,
         }
         for key, values in line.items():
             columns[key].append([*values, *[pad_id if key == "ids" else _FILL[key]] * (width - n)])
@@ -200,6 +202,8 @@ def pad(
         k: torch.tensor(v, dtype=dtype if isinstance(_FILL[k], float) else torch.long).reshape(len(samples), width)
         for k, v in columns.items()
     }
+    if not any(s.rollout for s in samples):
+        made.pop("rollout")
     heat = torch.tensor([s.temperature for s in samples], dtype=dtype)
     return Batch(**made, mask=made["unit"] >= 0, temperature=heat, roles=names)
 
@@ -213,4 +217,5 @@ _FILL: dict[str, int | float] = {
     "weights": 0.0,
     "unit": -1,
     "role": -1,
+    "rollout": 0.0,
 }

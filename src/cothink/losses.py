@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
+from cothink.offpolicy import DRIFT, RANGE, OffPolicy, factor
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -42,12 +44,17 @@ def policy(
     kl: KL = "none",
     kl_beta: float = 0.0,
     entropy: float = 0.0,
+    offpolicy: OffPolicy = "none",
+    rho_min: float = RANGE[0],
+    rho_max: float = RANGE[1],
+    drift_max: float = DRIFT,
 ) -> tuple[Tensor, Metrics]:
     """Clipped policy loss: ratio (per token, turn or unit) x clip, in the batch's weights, plus KL, minus entropy.
 
     `logprobs` [B, L] are the current policy's. `low` and `high` are distances from 1 (cispo: the ratio's floor and
     ceiling), None = the usual ones of `clip`. A turn counts once, with the weight of all its tokens and its mean
     advantage. Metrics are (sum, count) pairs, see `merge`. A batch without trained tokens gives 0 with gradient 0.
+    `offpolicy` weighs the clipped term alone; it needs `batch.rollout`, the engine's log-probs beside the trainer's.
     """
     import torch
 
@@ -58,7 +65,15 @@ def policy(
     new, old = logprobs[trained], batch.logprobs[trained].to(logprobs.dtype)
     advantage, weight = batch.advantages[trained].to(new.dtype), batch.weights[trained].to(new.dtype)
     delta = new - old
-    parts = _parts(ratio, delta, new, advantage, weight, batch, trained, log_ratio_max)
+    held, cut = weight, None
+    if offpolicy != "none":
+        if batch.rollout is None:
+            raise ValueError(f"offpolicy {offpolicy} needs batch.rollout, the log-probs of the engine that sampled")
+        rollout, (_, place) = batch.rollout[trained].to(new.dtype), _turns(batch, trained)
+        bounds_of = {"rho_min": rho_min, "rho_max": rho_max, "drift_max": drift_max}
+        scale, cut = factor(offpolicy, new, old, rollout, advantage, place, **bounds_of)
+        held = weight * scale
+    parts = _parts(ratio, delta, new, advantage, held, batch, trained, log_ratio_max)
     entries = _surrogate(clip, parts.ratio, parts.advantage, parts.logp, bounds, dual_clip)
     loss = (parts.weight * entries.loss).sum()
     reference = None if batch.ref_logprobs is None else new - batch.ref_logprobs[trained].to(new.dtype)
@@ -80,6 +95,8 @@ def policy(
             "ratio_max": parts.ratio,
         }
         by_token = {"kl_approx": -delta, "kl_update": _k3(-delta)}
+        if cut is not None:
+            by_token["offpolicy_fraction"] = cut
         if batch.entropy is not None:
             by_token["entropy"] = batch.entropy[trained]
         if reference is not None:
@@ -120,8 +137,7 @@ def _parts(
         return _Parts(ratio_of(delta), delta, advantage, weight, new, role)
     if ratio not in get_args(Ratio):
         raise ValueError(f"unknown ratio {ratio!r}; write one of {', '.join(get_args(Ratio))}")
-    unit, turn = batch.unit[trained], batch.turns[trained]
-    pairs, place = torch.unique(torch.stack((unit, turn), 1), dim=0, return_inverse=True)
+    pairs, place = _turns(batch, trained)
 
     def total(values: Tensor) -> Tensor:
         return values.new_zeros(len(pairs)).index_add(0, place, values)
@@ -142,6 +158,14 @@ def _parts(
         value = ratio_of(log_ratio)
     role = role.new_zeros(len(pairs)).scatter(0, place, role)
     return _Parts(value, log_ratio, total(advantage) / length, total(weight), total(new) / length, role)
+
+
+def _turns(batch: Batch, trained: Tensor) -> tuple[Tensor, Tensor]:
+    """The (unit, turn) pairs of a batch, and for each trained token which of them it belongs to."""
+    import torch
+
+    pairs = torch.stack((batch.unit[trained], batch.turns[trained]), 1)
+    return torch.unique(pairs, dim=0, return_inverse=True)
 
 
 def _bounds(clip: Clip, low: float | None, high: float | None) -> tuple[float, float]:

@@ -19,6 +19,8 @@ from cothink.attention import causal, flat
 from cothink.batch import Batch, microbatches, minibatches, pad, weights_for
 from cothink.logprobs import allowed_tokens, is_flat, token_logprobs
 from cothink.losses import merge
+from cothink.offpolicy import ess_fraction
+from cothink.oldprobs import with_old
 from cothink.types import Sample
 
 LossFunction = Callable[..., tuple[Tensor, dict[str, tuple[float, float]]]]
@@ -45,6 +47,7 @@ class Knobs:
     needs_reference: bool = False
     entropy_in_loss: bool = False
     planned_units: int | None = None
+    offpolicy: bool = False
 
 
 @dataclass
@@ -145,6 +148,7 @@ class Policy:
         sums: dict[str, tuple[float, float]] = {}
         done, norm = 0, 0.0
         count = min(knobs.updates, len({s.unit for s in samples}))
+        samples = with_old(self, samples, knobs.microbatch_tokens) if knobs.offpolicy and count > 1 else samples
         try:
             for mini in minibatches(samples, count, seed):
                 stats, norm = self._step(mini, knobs, count, check=done == 0)
@@ -158,6 +162,8 @@ class Policy:
         self.version += 1
         metrics = {k: v / n for k, (v, n) in sums.items() if n} | {"loss": sums["loss"][0] / max(done, 1)}
         metrics |= {k: sums[k][0] for k in ("tokens_computed", "tokens_skipped")}
+        if "rho" in metrics:
+            metrics["ess_fraction"] = ess_fraction(metrics.pop("rho"), metrics.pop("rho_square"))
         rate = self._optimizer.param_groups[0]["lr"] if self._optimizer else 0.0
         return {**metrics, "updates": float(done), "gradient_norm": norm, "learning_rate": rate}
 
@@ -202,7 +208,7 @@ class Policy:
         `parts` is the number of mini-batches that the planned units were dealt to; `check` compares the trainer's
         log-probs with the engine's.
         """
-        mini, masks = self._unforced(mini)
+        mini, masks = self.unforced(mini)
         planned = None if knobs.planned_units is None else knobs.planned_units / parts
         weights = weights_for(
             mini,
@@ -230,14 +236,15 @@ class Policy:
                     self.model, batch, entropy_in_loss=knobs.entropy_in_loss, allowed=allowed
                 )
                 if check:
-                    worst, gap, count = self._gap(logprobs.detach(), batch)
-                    merge(total, {"engine_gap_max": (worst, 1.0), "engine_gap": (gap, count)})
+                    merge(total, self._gap(logprobs.detach(), batch, strict=not knobs.offpolicy))
+                if knobs.offpolicy and batch.rollout is None:  # the only update: its weights are those that sampled
+                    batch.rollout, batch.logprobs = batch.logprobs, logprobs.detach()
                 loss, stats = knobs.loss(logprobs, batch)
                 loss.backward()
             merge(total, {**stats, "loss": (float(loss.detach()), 0.0), "tokens_computed": (float(computed), 0.0)})
         return total
 
-    def _unforced(self, mini: Sequence[Sample]) -> tuple[list[Sample], dict[int, list[np.ndarray]]]:
+    def unforced(self, mini: Sequence[Sample]) -> tuple[list[Sample], dict[int, list[np.ndarray]]]:
         """Samples without the tokens that a schema forced, and by sample the masks [V] of the tokens that are left.
 
         A forced token is no choice (specification of JSON actions): it stays as context.
@@ -253,24 +260,29 @@ class Policy:
                 free = {j for j in at if legal[j].sum() > 1}
                 blank = {
                     k: tuple(v if j in free or v == w else w for j, v in enumerate(getattr(s, k)))
-                    for k, w in (("turns", -1), ("logprobs", 0.0), ("advantages", 0.0))
+                    for k, w in (("turns", -1), ("logprobs", 0.0), ("rollout", 0.0), ("advantages", 0.0))
+                    if getattr(s, k)
                 }
                 s = replace(s, **blank)
                 masks[id(s)] = [legal[j] for j in sorted(free)]
             found.append(s)
         return found, masks
 
-    def _gap(self, logprobs: Tensor, batch: Batch) -> tuple[float, float, float]:
-        """max, sum and count of |log-prob(engine) - log-prob(trainer)| over trained tokens."""
+    def _gap(self, logprobs: Tensor, batch: Batch, strict: bool) -> dict[str, tuple[float, float]]:
+        """|log-prob(engine) - log-prob(trainer)|, and k3 and moments of rho = pi(trainer) / pi(engine)."""
         trained = batch.turns >= 0
-        gap = (logprobs - batch.logprobs)[trained].abs()
+        log_rho = (logprobs - (batch.logprobs if batch.rollout is None else batch.rollout))[trained]
+        gap, rho = log_rho.abs(), log_rho.double().clamp(-20, 20).exp()
         worst = float(gap.max()) if gap.numel() else 0.0
-        if not worst <= ENGINE_GAP and self.model.dtype == torch.float32 and not self.mixed and not self.coarse:
+        exact = self.model.dtype == torch.float32 and not self.mixed and not self.coarse
+        if strict and exact and not worst <= ENGINE_GAP:
             raise TrainingError(
                 f"policy {self.name}: engine and trainer differ by {worst:.3g} in a log-prob (limit {ENGINE_GAP}). "
                 "Sampling with top_p or top_k, or dropout, does this: switch them off for training"
             )
-        return worst, float(gap.sum()), float(gap.numel())
+        sums = {"engine_gap": gap, "mismatch": rho - 1 - log_rho, "rho": rho, "rho_square": rho**2}
+        found = {name: (float(column.sum()), float(len(column))) for name, column in sums.items()}
+        return {"engine_gap_max": (worst, 1.0), **found}
 
     def _ready(self) -> torch.optim.Optimizer:
         if self._optimizer is None:

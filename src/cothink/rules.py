@@ -11,8 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from cothink import collect_rules, evaluate_rules, reward_rules, schedule_rules, sft_rules, suites, wiring
-from cothink.losses import RANGES
+from cothink import collect_rules, evaluate_rules, loss_rules, reward_rules, schedule_rules, sft_rules, suites, wiring
 from cothink.parts import DPO, SFT
 from cothink.resolve import Problem, RecipeError, effective, listing, resolve, unknown
 
@@ -20,10 +19,8 @@ if TYPE_CHECKING:
     from cothink.parts import RL
     from cothink.recipe import Recipe
 
-TURN_RATIOS = ("turn_geo", "turn_arith")
 BY_EPISODE = ("episode_turn_mean", "episode_token_mean")
 UNGROUPED = ("rfpp", "rae")
-NARROW = 5e-3  # clip widths below this are made for turn-level ratios (GSPO: 3e-4)
 NOTABLE = 0.1  # a format reward heavier than this dominates group means (spec/credit.md W14)
 HOT = 1e-5  # full fine-tuning of a language model above this rate has wrecked models (W13)
 
@@ -68,8 +65,9 @@ def findings(recipe: Recipe) -> Findings:
     found: list[Problem] = []
     for k, stage in _learning(recipe):
         spot = _Spot(recipe, stage, f"stages.{k}")
-        for rule in (_estimator, _ratio_and_clip, _aggregation, _kl, _episodes, _weights, _rewards, _no_effect):
+        for rule in (_estimator, _episodes, _weights, _rewards, _no_effect):
             found += rule(spot)
+        found += loss_rules.findings(spot)
         found += schedule_rules.findings(spot)
         found += reward_rules.findings(spot)
     found += _cold_start(recipe)
@@ -162,54 +160,6 @@ def _estimator(s: _Spot) -> Iterator[Problem]:
     if name == "rae" and s.estimator_options.get("initial") == 0:
         what = "a running baseline from 0 makes the first advantages all positive when rewards are"
         yield s.warn("W15", "estimator.initial", what, "initial: null, the mean of the first batch")
-
-
-def _ratio_and_clip(s: _Spot) -> Iterator[Problem]:
-    if not s.known_loss:
-        return
-    ratio, clip, dual = s.option("ratio"), s.option("clip"), s.option("dual_clip")
-    usual = RANGES.get(str(clip), (None, None))
-    low, high = (usual[k] if s.option(n) is None else s.option(n) for k, n in enumerate(("low", "high")))
-    if clip in ("ppo", "clip_higher", "gspo", "cispo"):
-        for name, value in (("low", low), ("high", high)):
-            if value is not None and value < 0:
-                yield s.error("E09", f"loss.{name}", f"{value} is negative", "the width of the clip, such as 0.2")
-        if low is not None and low >= 1 and clip != "cispo":
-            yield s.error("E09", "loss.low", f"1 - {low} is no ratio", "a number below 1, such as 0.2")
-    if clip in ("ppo", "clip_higher") and dual is not None and high is not None and dual <= 1 + high:
-        what = f"dual_clip {dual} cuts below the ordinary clip at {1 + high:g}"
-        yield s.error("E09", "loss.dual_clip", what, "3.0, or null to turn it off")
-    narrow = clip in ("ppo", "clip_higher") and any(w is not None and 0 <= w < NARROW for w in (low, high))
-    if ratio == "token" and (clip == "gspo" or narrow):
-        widths = f"widths {low}/{high}" if narrow else "gspo's widths"
-        yield s.error("E10", "loss.clip", f"{widths} clip nearly every token ratio", "ratio: turn_geo, or low: 0.2")
-    if clip in ("cispo", "none") and s.stage.updates_per_step > 2:
-        what = f"clip {clip} sets no trust region over {s.stage.updates_per_step} updates"
-        yield s.warn("W05", "loss.clip", what, "clip: clip_higher, or updates_per_step: 2 or less")
-
-
-def _aggregation(s: _Spot) -> Iterator[Problem]:
-    aggregate, loss = s.stage.loss.aggregate, s.stage.loss
-    if s.known_loss and s.option("ratio") in TURN_RATIOS and "token" in aggregate:
-        what = f"ratio {s.option('ratio')} makes one term per turn; {aggregate} weighs tokens"
-        yield s.error("E07", "loss.aggregate", what, "aggregate: const_turn, turn_mean or episode_turn_mean")
-    if aggregate.startswith("const_") and loss.turns_ref is None:
-        yield s.error("E08", "loss.turns_ref", f"{aggregate} divides by it", "the expected turns of an episode")
-    if aggregate == "const_token" and loss.length_ref is None:
-        yield s.error("E08", "loss.length_ref", "const_token divides by it", "the token limit of one turn")
-    if aggregate == "episode_turn_mean" and s.turns > 1:
-        what = "dividing by an episode's own number of turns (1/T) moves the optimum"
-        yield s.warn("W09", "loss.aggregate", what, "aggregate: const_turn")
-
-
-def _kl(s: _Spot) -> Iterator[Problem]:
-    if not s.known_loss:
-        return
-    kl, beta = s.option("kl"), s.option("kl_beta") or 0.0
-    if beta < 0:
-        yield s.error("E13", "loss.kl_beta", f"{beta} would reward leaving the reference", "0 or more, such as 1e-3")
-    if kl != "none" and beta == 0:
-        yield s.error("I05", "loss.kl", f"kl {kl} at kl_beta 0", "")
 
 
 def _episodes(s: _Spot) -> Iterator[Problem]:
@@ -358,7 +308,7 @@ def _rl_links(recipe: Recipe, stage: Any, where: str) -> Iterator[Problem]:
 
 def idle(recipe: Recipe) -> list[Idle]:
     """Every setting, written or not, that does nothing for the methods chosen beside it."""
-    by_stage = (i for k, stage in _learning(recipe) for i in _idle_stage(k, stage))
+    by_stage = (i for k, stage in _learning(recipe) for i in _idle_stage(recipe, k, stage))
     elsewhere = (Idle(*found) for found in (*sft_rules.idle(recipe), *suites.idle(recipe)))
     return [*_idle_policies(recipe), *elsewhere, *by_stage]
 
@@ -374,7 +324,7 @@ def _idle_policies(recipe: Recipe) -> Iterator[Idle]:
                 yield Idle(("policies", name, key), "without lora_r there is no adapter")
 
 
-def _idle_stage(k: int, stage: Any) -> Iterator[Idle]:
+def _idle_stage(recipe: Recipe, k: int, stage: Any) -> Iterator[Idle]:
     at = ("stages", k)
     unused: list[tuple[bool, str, Iterable[str]]] = [
         (stage.unfinished in ("zero", "keep"), f"unfinished {stage.unfinished} masks nothing", ["mask_cap"]),
@@ -384,17 +334,8 @@ def _idle_stage(k: int, stage: Any) -> Iterator[Idle]:
          ["filter.low", "filter.high"]),
         (stage.filter.name != "spread", "only filter spread has it", ["filter.top_p"]),
         (stage.filter.name == "none", "without a filter no row is played in place of another", ["oversample_max"]),
-        (not stage.loss.aggregate.startswith("const_"), f"{stage.loss.aggregate} divides by what is there",
-         ["loss.turns_ref"]),
-        (stage.loss.aggregate != "const_token", "only const_token divides by it", ["loss.length_ref"]),
+        *loss_rules.idle(recipe, stage),
     ]  # fmt: skip
-    if stage.loss.name == "policy":
-        clip, kl = stage.loss.options.get("clip", "clip_higher"), stage.loss.options.get("kl", "none")
-        unused += [
-            (clip in ("sapo", "none"), f"clip {clip} has no widths", ["loss.low", "loss.high"]),
-            (clip not in ("ppo", "clip_higher"), f"clip {clip} has no dual clip", ["loss.dual_clip"]),
-            (kl == "none", "kl is none", ["loss.kl_beta"]),
-        ]
     for applies, reason, keys in unused:
         if applies:
             yield from (Idle((*at, *key.split(".")), reason) for key in keys)

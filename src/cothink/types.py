@@ -184,7 +184,7 @@ class Sample:
     All sequences have the length of `ids`. `turns[j]` is the 0-based place of the trained turn that token j belongs
     to within its unit (episode, role), -1 where nothing is trained. `logprobs` and `advantages` are 0 there.
     `unit` is `episode_id/role`: a role whose prompt history broke has several samples in one unit. `schema` limited
-    the one trained turn of the row.
+    the one trained turn of the row. `rollout` holds the engine's log-probs where `logprobs` are the trainer's.
     """
 
     policy: str
@@ -201,6 +201,7 @@ class Sample:
     temperature: float = 1.0
     finish: str = FINISHED
     schema: str | None = None
+    rollout: tuple[float, ...] = ()
 
     @property
     def trained(self) -> int:

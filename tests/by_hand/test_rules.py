@@ -22,6 +22,7 @@ TWO = "team.roles.reasoning.policy=second"
 SECOND = "policies.second={model: builtin:tiny}"
 PHASES, RATES = "stages.1.schedule=phases", "stages.1.filter={name: success, low: 0.2, high: 0.8}"
 ONE_ROUND = "team.workflow.max_turns=1"
+COARSE = "engine={name: local, dtype: bfloat16}"
 ONE_PLAY = "stages.1.episodes_per_task=1"
 
 
@@ -53,6 +54,14 @@ def refused(*overrides: str) -> str:
         ("E09", ["stages.1.loss={low: 1.0}"]),
         ("E09", ["stages.1.loss={high: 0.5, dual_clip: 1.5}"]),
         ("idle", ["stages.1.loss={clip: cispo, dual_clip: 3}"]),  # E09
+        ("E09", [COARSE, "stages.1.loss={offpolicy: mis_token, rho_min: 1.2}"]),
+        ("E09", [COARSE, "stages.1.loss={offpolicy: tis_token, rho_max: 0.5}"]),
+        ("E01", [COARSE, "stages.1.loss.offpolicy=tis"]),
+        ("idle", ["stages.1.loss.offpolicy=tis_token"]),  # I03: one code path
+        ("idle", ["stages.1.loss.offpolicy=opsm_turn"]),  # I05: one update as well
+        ("idle", [COARSE, "stages.1.loss={offpolicy: tis_token, rho_min: 0.1}"]),
+        ("idle", [COARSE, "stages.1.loss={offpolicy: decoupled, rho_max: 3}"]),
+        ("idle", ["stages.1.loss.drift_max=0.1"]),
         ("E10", ["stages.1.loss.clip=gspo"]),
         ("E10", ["stages.1.loss={low: 3e-4, high: 4e-4}"]),
         ("E11", [ONE_PLAY, "stages.1.estimator=rfpp"]),
@@ -116,6 +125,8 @@ def test_what_cannot_work_is_refused(code, overrides):
         ("W04", ["stages.1.estimator.weighting=episode"]),
         ("W04", ["stages.1.loss.aggregate=episode_turn_mean"]),
         ("W05", ["stages.1.loss.clip=none", "stages.1.updates_per_step=3"]),
+        ("W06", [COARSE, "stages.1.loss={offpolicy: mis_turn}"]),
+        ("W06", [COARSE, "stages.1.loss={offpolicy: mis_token, rho_min: 0.999, rho_max: 1.001}"]),
         ("W07", ["stages.1.estimator=grpo", "stages.1.filter=none"]),
         ("W08", ["stages.1.unfinished=zero"]),
         ("W09", ["stages.1.loss.aggregate=episode_turn_mean"]),
@@ -174,6 +185,13 @@ def test_presets_and_short_forms_of_the_watch():
     )
     assert kept.stages[1].watch.mode == "act" and kept.stages[1].watch.limits == {"void": (0.1, None)}
     assert Recipe.load(source.parse(kept.to_yaml(), "again")) == kept
+
+
+def test_where_off_policy_correction_means_something():
+    """credit §3.8, §4 I03 and I05."""
+    assert codes(COARSE, "stages.1.loss={offpolicy: tis_token}") == {"I01", "I05"}
+    assert codes("policies.main.dtype=bfloat16", "stages.1.loss={offpolicy: tis_token}") == {"I01", "I05"}
+    assert codes("stages.1.updates_per_step=2", "stages.1.loss={offpolicy: opsm_turn, drift_max: 0.1}") == set()
 
 
 def test_a_curriculum_stands_in_for_a_measured_cold_start():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import random
 from dataclasses import replace
 from functools import partial
@@ -13,6 +14,8 @@ import torch
 from cothink import logprobs, losses
 from cothink.batch import pad, weights_for
 from cothink.loading import load_policies
+from cothink.offpolicy import ess_fraction
+from cothink.oldprobs import with_old
 from cothink.parts import PolicyPart
 from cothink.policy import Knobs, TrainingError, rate
 from cothink.types import Sample
@@ -265,3 +268,35 @@ def test_a_new_adapter_is_drawn_from_the_recipes_seed_and_its_name(tiny_folder):
     a, b, c = first(1), first(1), first(2)
     assert all(torch.equal(a[n], b[n]) and not torch.equal(a[n], c[n]) for n in a)
     assert not torch.equal(a["one"], a["two"])
+
+
+@pytest.mark.parametrize("kind", ["tis_token", "mis_turn", "decoupled"])
+def test_the_trainers_log_probs_before_the_updates_are_those_of_the_only_update(tiny_folder, kind):
+    """credit §3.8: one forward pass more is spent only where weights move between sampling and the last update."""
+    policy = load(tiny_folder, p={"lora_r": 2})["p"]
+    policy.coarse = True  # the engine's numbers differ on purpose
+    rng = random.Random(3)
+    exact = rows(policy, count=4)
+    noisy = [replace(s, logprobs=tuple(v + rng.gauss(0, 0.4) * (v != 0) for v in s.logprobs)) for s in exact]
+    loss = partial(losses.policy, offpolicy=kind, rho_min=0.2, rho_max=1.5, clip="none", dual_clip=None)
+    k = knobs(loss=loss, offpolicy=True)
+    once, metrics = gradient(policy, noisy, k, check=True)
+    both = with_old(policy, noisy, 64)
+    assert [s.rollout for s in both] == [s.logprobs for s in noisy]
+    for s, t in zip(both, exact, strict=True):
+        assert s.logprobs == pytest.approx(t.logprobs, abs=1e-4)
+    twice, again = gradient(policy, both, k, check=True)
+    assert torch.allclose(once, twice, atol=1e-5)
+    assert metrics["engine_gap"] == pytest.approx(again["engine_gap"], rel=1e-4) and metrics["engine_gap_max"][0] > 0.5
+    none, _ = gradient(policy, exact, knobs(loss=partial(losses.policy, clip="none", dual_clip=None)))
+    assert not torch.allclose(once, none, atol=1e-3)  # the factor does something
+    # the same numbers on both sides: rho is 1 and the correction changes nothing
+    same, calm = gradient(policy, exact, k, check=True)
+    assert torch.allclose(same, none, atol=1e-5) and calm["offpolicy_fraction"][0] == 0
+    policy.forget_optimizer()
+    stats = policy.update(noisy, replace(k, updates=2))
+    rhos = [math.exp(t - s) for a, b in zip(noisy, exact) for s, t, j in zip(a.logprobs, b.logprobs, a.turns) if j >= 0]
+    assert stats["updates"] == 2 and 0.5 < stats["ess_fraction"] < 1 and stats["mismatch"] > 0.02
+    assert ess_fraction(sum(rhos) / len(rhos), sum(r * r for r in rhos) / len(rhos)) == pytest.approx(
+        stats["ess_fraction"], abs=0.08
+    )  # the check sees the first mini-batch

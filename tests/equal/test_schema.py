@@ -48,7 +48,7 @@ def test_constrained_answers_fit_and_train_on_the_masked_distribution(tiny_folde
                 (*blank, *c.logprobs), (*blank, *[1.0 if k % 2 else -1.0] * n), schema=c.schema,
             )
         )  # fmt: skip
-    free, masks = policy._unforced(rows)
+    free, masks = policy.unforced(rows)
     forced = sum(r.trained for r in rows) - sum(s.trained for s in free)
     zero = sum(lp == 0.0 for c in done for lp in c.logprobs)
     assert forced == zero > 12  # a forced token was sampled with probability 1

@@ -195,6 +195,7 @@ def _knobs(session: Session, stage: RL, policy: str) -> Any:
         kl_stop=stage.kl_stop if stage.updates_per_step > 1 else None,
         needs_reference=options.get("kl", "none") != "none",
         entropy_in_loss=bool(options.get("entropy")),
+        offpolicy=options.get("offpolicy", "none") != "none",
         planned_units=stage.tasks_per_step * stage.episodes_per_task * roles,
     )
 
