@@ -91,10 +91,10 @@ def turn_returns(episode: Episode, credit: Credit = "broadcast", gamma: float = 
         raise ValueError("gamma has no effect on broadcast credit; remove it or write credit turn_return")
     _known((s.turn for s in episode.rewards), (t.id for t in episode.turns))
     everywhere = credit == "broadcast" and not branches(episode.turns)
-    alone = _sums(s for s in episode.rewards if s.to == "turn")
+    alone = sums(s for s in episode.rewards if s.to == "turn")
     result: dict[str, float | None] = {}
     for role in dict.fromkeys(t.role for t in episode.turns):
-        own = _sums(s for s in episode.rewards if s.to in ("team", role))
+        own = sums(s for s in episode.rewards if s.to in ("team", role))
         if everywhere:
             shared = math.fsum(own.values()) if own else None
             values = {t.id: shared for t in episode.turns}
@@ -107,7 +107,8 @@ def turn_returns(episode: Episode, credit: Credit = "broadcast", gamma: float = 
     return result
 
 
-def _sums(scores: Iterable[Score]) -> dict[str, float]:
+def sums(scores: Iterable[Score]) -> dict[str, float]:
+    """Turn id -> sum of its rewards."""
     total: dict[str, float] = {}
     for score in scores:
         total[score.turn] = total.get(score.turn, 0.0) + score.value

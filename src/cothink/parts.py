@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, field_validator, model_serializer, model_validator
 from pydantic_core import PydanticCustomError
 
+from cothink.counterfactual import Bonus
+from cothink.counterfactual import Name as CreditName
 from cothink.losses import Aggregate
 
 Count = Annotated[int, Field(gt=0)]
@@ -176,10 +178,18 @@ class Reward(Block):
 
 
 class Credit(Tree):
-    """How rewards become one return per turn."""
+    """How rewards become one return per turn, or, by siblings on a tree (`c3_*`, `vine`), one advantage.
 
-    name: Literal["broadcast", "turn_return"] = "broadcast"
+    `ccpo_solo` plays every row `solo_plays` times more (None: as often as with everyone) with the `guide` silent, and
+    adds `strength` times its bonus to what the guide earns: .1 on rewards of 0 and 1 is the paper's .2 on -1 and 1.
+    """
+
+    name: CreditName = "broadcast"
     gamma: Share = 1.0
+    guide: str | None = None
+    strength: Positive = 0.1
+    bonus: Bonus = "event"
+    solo_plays: Count | None = None
 
 
 class Estimator(Block):

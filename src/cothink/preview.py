@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from cothink import rules, schedule_rules, seating, suites, wiring
+from cothink import credit_rules, rules, schedule_rules, seating, suites, wiring
 from cothink.conversations import NotHere
 from cothink.evaluate_rules import QUESTIONS, SUBSETS
 from cothink.parts import DPO, RL, SFT, Block, Collect, Evaluate
@@ -186,6 +186,7 @@ def _rl(label: str, recipe: Recipe, stage: Any, data: Mapping[str, Data], most: 
     if stage.filter.name != "none" and stage.schedule.name != "phases":
         yield f"  rows that teach nothing are dropped; up to {stage.oversample_max:g} times as many are played instead"
     rows, total = data[stage.on].rows, stage.steps * stage.tasks_per_step
+    yield from credit_rules.words(stage)
     yield from schedule_rules.words(recipe, stage, rows)
     passes = f", {total / rows:.2g} passes over {stage.on}" if rows else ""
     every = sum(most.calls.values())

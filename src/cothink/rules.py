@@ -11,7 +11,18 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from cothink import collect_rules, evaluate_rules, loss_rules, reward_rules, schedule_rules, sft_rules, suites, wiring
+from cothink import (
+    collect_rules,
+    credit_rules,
+    evaluate_rules,
+    loss_rules,
+    reward_rules,
+    schedule_rules,
+    sft_rules,
+    suites,
+    wiring,
+)
+from cothink.counterfactual import BY_SIBLINGS, SOLO
 from cothink.parts import DPO, SFT
 from cothink.resolve import Problem, RecipeError, effective, listing, resolve, unknown
 
@@ -68,6 +79,7 @@ def findings(recipe: Recipe) -> Findings:
         for rule in (_estimator, _episodes, _weights, _rewards, _no_effect):
             found += rule(spot)
         found += loss_rules.findings(spot)
+        found += credit_rules.findings(spot)
         found += schedule_rules.findings(spot)
         found += reward_rules.findings(spot)
     found += _cold_start(recipe)
@@ -125,6 +137,8 @@ def _learning(recipe: Recipe) -> Iterator[tuple[int, Any]]:
 
 
 def _estimator(s: _Spot) -> Iterator[Problem]:
+    if s.stage.credit.name in BY_SIBLINGS:
+        return
     scope, name = s.estimator_options.get("scope"), s.estimator
     siblings = scope == "prefix" and wiring.branches(s.recipe)  # a tree holds its own comparisons
     if s.groups and s.episodes < 2 and not siblings:
@@ -137,6 +151,7 @@ def _estimator(s: _Spot) -> Iterator[Problem]:
         yield s.error("E06", "estimator.scope", "the tasks of a recipe define no anchor states", "scope: role")
     if name == "gdpo":
         given, needed = s.estimator_options.get("weights", {}), {r.name for r in s.stage.rewards}
+        needed |= {SOLO} if s.stage.credit.name == "ccpo_solo" else set()
         if needed - set(given):
             what = f"gdpo has no weight for {listing(sorted(needed - set(given)))}"
             yield s.error("E20", "estimator.weights", what, "one number for every reward (0 leaves it out)")
@@ -329,7 +344,7 @@ def _idle_stage(recipe: Recipe, k: int, stage: Any) -> Iterator[Idle]:
     unused: list[tuple[bool, str, Iterable[str]]] = [
         (stage.unfinished in ("zero", "keep"), f"unfinished {stage.unfinished} masks nothing", ["mask_cap"]),
         *schedule_rules.idle(stage),
-        (stage.credit.name == "broadcast", "broadcast discounts nothing", ["credit.gamma"]),
+        *credit_rules.idle(stage),
         (stage.filter.name not in ("accuracy", "success"), f"filter {stage.filter.name} has no bounds",
          ["filter.low", "filter.high"]),
         (stage.filter.name != "spread", "only filter spread has it", ["filter.top_p"]),

@@ -23,6 +23,7 @@ SECOND = "policies.second={model: builtin:tiny}"
 PHASES, RATES = "stages.1.schedule=phases", "stages.1.filter={name: success, low: 0.2, high: 0.8}"
 ONE_ROUND = "team.workflow.max_turns=1"
 COARSE = "engine={name: local, dtype: bfloat16}"
+SIBLINGS = "team.workflow.n_solutions=4"
 ONE_PLAY = "stages.1.episodes_per_task=1"
 
 
@@ -45,6 +46,26 @@ def refused(*overrides: str) -> str:
         ("E01", ["stages.1.estimator=rae", "stages.1.estimator.std=unbiased"]),  # E04
         ("E03", [ONE_PLAY, "stages.1.filter=none"]),
         ("E05", ["stages.1.estimator.scope=prefix"]),
+        ("E05", ["stages.1.credit=c3_suffix"]),
+        ("E05", ["stages.1.credit=vine"]),
+        ("E15", ["stages.1.credit=ccpo_solo"]),
+        ("E01", ["stages.1.credit={name: ccpo_solo, guide: critic}"]),
+        ("E15", ["stages.1.credit={name: ccpo_solo, guide: reasoning}"]),  # speaks last
+        ("E15", ["stages.1.credit={name: ccpo_solo, guide: meta}", "team.roles.meta.trainable=false"]),
+        ("E15", ["stages.1.credit={name: ccpo_solo, guide: meta}", ONE_ROUND, "team.workflow.n_solutions=2"]),
+        (
+            "E15",
+            [
+                "stages.1.credit={name: ccpo_solo, guide: solver}",
+                "team.workflow=solo",
+                "team.roles={solver: {policy: main, system: Solve.}}",
+            ],
+        ),
+        ("E01", ["stages.1.credit={name: ccpo_solo, guide: meta, strength: 0}"]),
+        ("idle", ["stages.1.credit={name: broadcast, guide: meta}"]),
+        ("idle", ["stages.1.credit={name: ccpo_solo, guide: meta, gamma: 0.9}"]),
+        ("idle", [SIBLINGS, ONE_ROUND, "stages.1.credit=c3_suffix", "stages.1.estimator=rloo"]),
+        ("idle", [SIBLINGS, ONE_ROUND, "stages.1.credit={name: c3_local, gamma: 0.9}"]),
         ("E06", ["stages.1.estimator.scope=anchor"]),
         ("E07", ["stages.1.loss={ratio: turn_geo, aggregate: token_mean}"]),
         ("E07", ["stages.1.loss={ratio: turn_arith, aggregate: const_token}"]),
@@ -104,6 +125,13 @@ def refused(*overrides: str) -> str:
         ("E01", ["stages.1.curriculum={share: 0}"]),
         ("E19", ["stages.1.updates_per_step=33"]),
         ("E20", ["stages.1.estimator={name: gdpo, weights: {other: 1}}"]),
+        (
+            "E20",
+            [
+                "stages.1.credit={name: ccpo_solo, guide: meta}",
+                "stages.1.estimator={name: gdpo, weights: {answer.correct: 1}}",
+            ],
+        ),
         ("E22", ["team.roles.meta.top_p=0.9"]),
         ("E22", ["policies.main={model: builtin:tiny, lora_r: 4, lora_dropout: 0.1}"]),
         ("E22", ["team.roles.meta.temperature=0"]),
@@ -192,6 +220,14 @@ def test_where_off_policy_correction_means_something():
     assert codes(COARSE, "stages.1.loss={offpolicy: tis_token}") == {"I01", "I05"}
     assert codes("policies.main.dtype=bfloat16", "stages.1.loss={offpolicy: tis_token}") == {"I01", "I05"}
     assert codes("stages.1.updates_per_step=2", "stages.1.loss={offpolicy: opsm_turn, drift_max: 0.1}") == set()
+
+
+def test_counterfactual_credits_where_they_fit():
+    """credit §3.1, §4 E05 and E15."""
+    assert codes("stages.1.credit={name: ccpo_solo, guide: meta}") == {"I01", "I05"}
+    tree = [SIBLINGS, ONE_ROUND, ONE_PLAY, "stages.1.filter=none"]  # one tree a row holds what is compared
+    for credit in ("c3_suffix", "c3_local", "{name: vine, gamma: 0.9}"):
+        assert codes(*tree, f"stages.1.credit={credit}") == {"I01", "I05"}
 
 
 def test_a_curriculum_stands_in_for_a_measured_cold_start():

@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from cothink import losses, offpolicy
+from cothink import counterfactual, losses, offpolicy
 from cothink.batch import pad
 from cothink.types import Sample
 
@@ -78,7 +78,24 @@ def decoupled(i, p):
     }
 
 
+def solo_event(i, p):
+    groups = {g: [s for s, h in zip(i["solo"], i["groups"]) if h == g] for g in i["groups"]}
+    baseline = [sum(groups[g]) / len(groups[g]) for g in i["groups"]]
+    bonus = [counterfactual.guide_bonus(r, b, p["bonus"]) for r, b in zip(i["joint"], baseline)]
+    guides = [r + p["lam"] * b for r, b in zip(i["joint"], bonus)]
+    return {"solo_baseline": baseline, "guide_rewards": guides, "solver_rewards": i["joint"]}
+
+
+def vine(i, p):
+    values = [sum(c) / len(c) for c in i["continuations"]]
+    steps = zip(i["step_rewards"], values, [*values[1:], 0.0], strict=True)
+    found = [counterfactual.step_advantage(*step, p["gamma"]) for step in steps]
+    return {"values": values, "advantages": found, "total": sum(found)}
+
+
 METHODS = {
+    "counterfactual_event_reward": solo_event,
+    "mc_value_advantage": vine,
     "decoupled_objective": decoupled,
     "effective_sample_size": ess,
     "off_policy_turn_mask": turn_mask,

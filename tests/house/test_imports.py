@@ -10,7 +10,10 @@ SOURCE = Path(__file__).parents[2] / "src" / "cothink"
 PLAIN = set(sys.stdlib_module_names)
 # parts of the local engine, which imports them inside its functions
 INSIDE = {"arena", "continuous", "growing", "plain", "precision", "prefixes", "requests", "sampler", "weights"}
-PURE = {"credit", "estimators", "samples", "team", "record", "stats", "watch", "signals", "chat", "presets", "trees"}
+PURE = {
+    "credit", "counterfactual", "estimators", "samples", "team", "record", "stats", "watch", "signals", "chat",
+    "presets", "trees",
+}  # fmt: skip
 
 # room -> cothink rooms it may import when the module loads or runs (typing-only imports do not count)
 ROOMS = {
@@ -25,6 +28,7 @@ ROOMS = {
     "verify": {"types", "verify"},
     "rewards": {"types", "verify", "votes", "actions", "rewards"},
     "credit": {"types"},
+    "counterfactual": {"types", "credit"},
     "estimators": {"types"},
     "samples": {"types"},
     "team": {"types"},

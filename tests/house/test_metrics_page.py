@@ -14,7 +14,7 @@ TABLES, _, SIGNALS_TABLE = PAGE.partition("### Signals")
 WORDS = {"ROLE": "(?:meta|reasoning)", "POLICY": "(?:one|two)", "NAME": r"[\w.]+", "K": r"\d+"}
 RARE = {
     "failed/NAME", "required_rounds", "early_finish", "watch", "watch/action", "POLICY/skipped_updates",
-    "POLICY/offpolicy_fraction", "POLICY/ROLE/offpolicy_fraction",
+    "solo/accuracy", "solo/gain", "POLICY/offpolicy_fraction", "POLICY/ROLE/offpolicy_fraction",
     "action/NAME/level", "action/NAME/share", "action/NAME/count",
     "accuracy_low", "accuracy_high", "reward_low", "reward_high", "ROLE/reward_low", "ROLE/reward_high",
 }  # fmt: skip

@@ -16,6 +16,7 @@ from cothink.stages import actions, metrics
 from cothink.stages.playing import afresh, generated, play_tasks, prompted
 from cothink.stages.progress import bar
 from cothink.stages.rows import Progress, eligible, next_rows
+from cothink.stages.solo import Solo
 from cothink.team import Played
 from cothink.types import Episode, PlayError
 
@@ -43,6 +44,7 @@ async def gather(session: Session, stage: RL, index: int, here: Progress, reward
     there = len(eligible(stage, session.tasks[stage.on], here))
     most = min(max(stage.tasks_per_step, int(stage.oversample_max * stage.tasks_per_step)), there)
     seen: set[int] = set()
+    solo = Solo() if stage.credit.name == "ccpo_solo" else None
     afresh(session)
     while groups < stage.tasks_per_step and played_rows < most:
         want = min(stage.tasks_per_step if not groups else stage.tasks_per_step - groups, most - played_rows)
@@ -56,9 +58,12 @@ async def gather(session: Session, stage: RL, index: int, here: Progress, reward
         tokens += generated(played.episodes)
         episodes = await score(played.episodes, rewards)
         _some_reward(episodes, rewards)
+        if solo is not None:
+            episodes = await solo.set_against(session, stage, rows, seed, episodes)
         if not figures:  # the first round is the unfiltered, on-policy batch
             figures = metrics.of_episodes(episodes, finish_tag(session)) | metrics.of_rewards(episodes)
             figures["prompt_tokens"] = float(prompted(episodes))
+            figures |= {} if solo is None else solo.figures(episodes)
             figures |= actions.figures(episodes) if actions.written(session.recipe) else {}
         played_well = credit.drop_void(episodes) if stage.void_filter else episodes
         good = played_well if once else _filtered(stage, played_well)
@@ -72,7 +77,7 @@ async def gather(session: Session, stage: RL, index: int, here: Progress, reward
         "share_kept": groups / played_rows if played_rows else 0.0,
         **{f"failed/{kind}": float(count) for kind, count in failures.items()},
     }
-    return Gathered(kept, figures, tokens)
+    return Gathered(kept, figures, tokens + (0 if solo is None else solo.tokens))
 
 
 def _tell(session: Session, here: Progress, played: Played, asked: int) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from typing import Any
 
-from cothink import credit
+from cothink import counterfactual, credit
 from cothink.estimators import group_metrics
 from cothink.parts import RL
 from cothink.record import episode_row
@@ -126,8 +126,7 @@ def _learn(
     order = list(range(len(batch.episodes)))
     random.Random(f"{session.recipe.seed}/mask/{index}/{here.step}").shuffle(order)
     settled = credit.settle_unfinished(batch.episodes, stage.unfinished, mask_cap=stage.mask_cap, order=order)
-    scored = credit.scored(settled.episodes, credit=stage.credit.name, gamma=stage.credit.gamma)
-    values = estimator(scored)
+    scored, values = counterfactual.advantages(settled.episodes, stage.credit.name, stage.credit.gamma, estimator)
     advantages = {(t.episode, t.turn): a for t, a in zip(scored, values, strict=True)}
     rows, counts = samples(settled.episodes, advantages, session.roles)
     sampled = sum(len(t.completion.output_ids) for e in batch.episodes for t in e.turns)
