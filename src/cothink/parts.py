@@ -142,6 +142,21 @@ class Curriculum(Tree):
     share: Annotated[float, Field(gt=0, le=1)] = 0.4
 
 
+class Gate(Tree):
+    """What a team must show before the first step of an rl stage, on `rows` rows played `plays` times each.
+
+    Accuracy within `accuracy`; a share `valid` of each role's turns whole and readable; mean rounds within `rounds`
+    (a share) of what the tasks say they need, `meta["rounds"]`; and more accuracy with the `guide` than without.
+    """
+
+    rows: Count = 64
+    plays: Count = 4
+    accuracy: tuple[Share, Share] = (0.2, 0.8)
+    valid: Share = 0.95
+    rounds: NonNegative = 0.25
+    guide: str | None = None
+
+
 class Watch(Tree):
     """What is done about signs of collapse: nothing, saying so (`observe`), or going back and stopping (`act`).
 
@@ -284,6 +299,7 @@ class RL(Tree):
     save_on: Literal["last", "best"] = "last"
     token_budget: Count | None = None
     curriculum: Curriculum | None = None
+    gate: Gate | None = None
     watch: Watch = Watch()
 
     @model_validator(mode="before")

@@ -249,9 +249,11 @@ def _no_effect(s: _Spot) -> Iterator[Problem]:
 def _cold_start(recipe: Recipe) -> Iterator[Problem]:
     kinds = [stage.kind for stage in recipe.stages]
     first = next(((k, stage) for k, stage in _learning(recipe)), None)
-    if first is not None and "evaluate" not in kinds[: first[0]] and first[1].curriculum is None:
+    if first is None or first[1].gate is not None or first[1].curriculum is not None:
+        return
+    if "evaluate" not in kinds[: first[0]]:
         what = "nothing measures the cold start: rl needs a success rate between .2 and .8 to begin with"
-        yield Problem(f"stages.{first[0]}", what, "an evaluate stage before it, or a curriculum", code="W17")
+        yield Problem(f"stages.{first[0]}", what, "gate: {}, an evaluate stage before it, or a curriculum", code="W17")
 
 
 def _foreign_prompts(recipe: Recipe) -> Iterator[Problem]:

@@ -27,6 +27,9 @@ class Notebook:
         self.version += 1
         return {"updates": 1.0}
 
+    def save(self, *places):
+        """A notebook has no weights."""
+
 
 def session(script, count=6, **stage):
     tree = {

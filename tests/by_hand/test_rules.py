@@ -62,6 +62,10 @@ def refused(*overrides: str) -> str:
             ],
         ),
         ("E01", ["stages.1.credit={name: ccpo_solo, guide: meta, strength: 0}"]),
+        ("E15", ["stages.1.gate.guide=reasoning"]),
+        ("E01", ["stages.1.gate.guide=critic"]),
+        ("E11", ["stages.1.gate.accuracy=[0.8, 0.2]"]),
+        ("E01", ["stages.1.gate={accuracy: 0.5}"]),
         ("idle", ["stages.1.credit={name: broadcast, guide: meta}"]),
         ("idle", ["stages.1.credit={name: ccpo_solo, guide: meta, gamma: 0.9}"]),
         ("idle", [SIBLINGS, ONE_ROUND, "stages.1.credit=c3_suffix", "stages.1.estimator=rloo"]),
@@ -232,6 +236,7 @@ def test_counterfactual_credits_where_they_fit():
 
 def test_a_curriculum_stands_in_for_a_measured_cold_start():
     assert "W17" in codes("~stages.0") and "W17" not in codes("~stages.0", "stages.0.curriculum={}")
+    assert "W17" not in codes("~stages.0", "stages.0.gate={}")
 
 
 def test_one_round_has_no_length_bias():

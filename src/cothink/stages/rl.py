@@ -14,7 +14,7 @@ from cothink.parts import RL
 from cothink.record import episode_row
 from cothink.samples import samples
 from cothink.session import Session, bound_estimator, bound_loss, bound_rewards, learners, learning_order
-from cothink.stages import metrics
+from cothink.stages import gate, metrics
 from cothink.stages.best import Best
 from cothink.stages.evaluate import measure, sentence
 from cothink.stages.gather import Gathered, gather
@@ -33,7 +33,8 @@ async def rl(session: Session, stage: RL, index: int) -> dict[str, Any]:
 
     Resumes at the step of the run's last checkpoint. An interruption while the team plays (Ctrl-C, an engine that
     fails) leaves a checkpoint of the last finished step; one in the middle of an update leaves none, because its
-    weights are half done. Raises Collapse when the watch stops the run.
+    weights are half done. Raises NotReady where the team does not pass the
+    stage's gate, Collapse when the watch stops the run.
     """
     here = Progress.of(_saved(session, index))
     rewards, estimator = bound_rewards(stage), bound_estimator(stage, here.memory)
@@ -46,6 +47,8 @@ async def rl(session: Session, stage: RL, index: int) -> dict[str, Any]:
     save = partial(_checkpoint, session, index, here)
     guard = Guard(session, stage, index, here, order, save)
     best = Best(session, stage, index, here, order, save)
+    if stage.gate is not None and here.step == 0:
+        await gate.check(session, stage, index, here)
     guard.begin()
     last: dict[str, Any] = {}
     while here.step < stage.steps and not _spent(stage, here):
