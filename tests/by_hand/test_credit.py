@@ -163,7 +163,7 @@ def used(settled):
 
 
 def test_unfinished_rules_by_hand():
-    """rema §7 row 8."""
+    """rema §7 row 8; credit §3.10."""
     batch = batch_of("a1", "a0", "ax", "a1", "b1", "bx", "cx", "cx")
     batch[2] = play(rounds(1), [("r0", "answer", 1.0)], "e2", "a", TRUNCATED)  # a right answer that was cut
     zero = {"e0": 1, "e1": 0, "e2": 0, "e3": 1, "e4": 1, "e5": 0, "e6": 0, "e7": 0}
@@ -188,7 +188,7 @@ def test_a_zeroed_episode_without_any_reward_still_counts():
 
 
 def test_filters_by_hand():
-    """rema §7 row 30."""
+    """rema §7 row 30; credit §3.9."""
     groups = {"all": [1, 1, 1, 1], "none": [0, 0, 0, 0], "mixed": [1, 0, 0, 0]}
     assert credit.accuracy_filter(groups) == ["mixed"]
     rates = {k: [1] * k + [0] * (10 - k) for k in (1, 2, 8, 9)}

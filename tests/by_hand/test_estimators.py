@@ -62,6 +62,7 @@ def test_whitening_stays_within_a_role_unless_asked_otherwise():
 
 
 def test_leaving_the_turn_out_keeps_its_twins_in_the_baseline():
+    """credit §3.3."""
     turns = scored(
         *(("t", e, "r", v, i) for e, v, i in [("a", 1, 0), ("a", 1, 1), ("b", 0, 0)]),
     )
@@ -85,6 +86,7 @@ def test_episode_weighting_leaves_no_push_where_the_loss_weighs_episodes():
 
 
 def test_small_groups_borrow_the_std_of_their_task():
+    """credit §3.3."""
     meta = [("t", f"e{i}", "meta", v) for i, v in enumerate([1, 0, 0, 0])]
     turns = scored(*meta, ("t", "e0", "rescue", 1), ("t", "e1", "rescue", 0))
     own, borrowed = grpo(turns, min_members_for_std=2)[-1], grpo(turns)[-1]
@@ -135,6 +137,7 @@ def numbers(out):
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(batches, st.randoms(use_true_random=False))
 def test_laws_with_one_turn_per_episode(rows, rng):
+    """credit §9 rows 1, 2 and 4."""
     turns = scored(*((t, f"e{i}", r, v) for i, (t, r, v) in enumerate(rows)))
     order = rng.sample(range(len(turns)), len(turns))
     for name, estimator in {**GROUPED, "rfpp": rfpp}.items():
@@ -156,6 +159,7 @@ def test_laws_with_one_turn_per_episode(rows, rng):
 @settings(max_examples=20, deadline=None, derandomize=True)
 @given(batches)
 def test_doubled_episodes_at_half_weight_change_nothing(rows):
+    """credit §9 row 5."""
     turns = scored(*((t, f"e{i}", r, v) for i, (t, r, v) in enumerate(rows)))
     twice = turns + scored(*((t.task, f"{t.episode}x", t.role, t.value) for t in turns))
     assert dr_grpo(twice)[: len(turns)] == pytest.approx(dr_grpo(turns), abs=1e-12)

@@ -107,7 +107,7 @@ def spent(units, token_losses, mode, **refs):
 
 
 def test_aggregation_table():
-    """rema §7 row 26."""
+    """rema §7 row 26; credit §3.6."""
     units, token_losses = [[4], [2, 2, 4]], [[1], [2, 2, 2]]
     want = {"token_mean": 5 / 3, "episode_token_mean": 1.5, "turn_mean": 1.75, "episode_turn_mean": 1.5}
     assert {m: spent(units, token_losses, m) for m in want} == pytest.approx(want)
@@ -135,6 +135,7 @@ def test_empty_turns_and_units_are_in_no_mean_but_planned_units_are_constant():
 
 
 def test_roles_can_be_balanced():
+    """credit §3.11."""
     units, roles = [[2], [2, 2, 2]], ["meta", "solver"]
     weights = balanced(aggregation_weights(units, "turn_mean"), units, roles)
     assert [sum(w * n for w, n in zip(ws, ns)) for ws, ns in zip(weights, units)] == pytest.approx([0.5, 0.5])
@@ -158,7 +159,7 @@ def test_log_ratio_of_800_stays_finite_and_none_is_accepted():
 
 
 def test_kl_values_gradients_and_errors():
-    """rema §7 row 29."""
+    """rema §7 row 29; credit §9 row 11."""
     batch = make([[-1, 0, 1]], [0], mode="turn_mean")
     batch.ref_logprobs = torch.tensor([[0, -1.5, -1.8]], dtype=torch.float64)
     loss, grad, means = run(batch, [[0.0, -1, -2]], kl="k3", kl_beta=0.5)
@@ -179,7 +180,7 @@ def test_kl_values_gradients_and_errors():
 
 
 def test_entropy_is_subtracted_with_the_same_weights():
-    """rema §7 row 29."""
+    """rema §7 row 29; credit §3.13."""
     batch = make([[-1, 0, 0]], [0])
     logits = torch.tensor([1.0, 2.0], dtype=torch.float64, requires_grad=True)
     batch.entropy = torch.cat((torch.zeros(1, dtype=torch.float64), logits)).unsqueeze(0)
@@ -215,6 +216,7 @@ def test_metrics_are_sums_per_role_that_merge():
 
 
 def test_nothing_to_train_gives_zero_and_zero_gradient():
+    """credit §9 row 12."""
     for rows in ([[-1, -1]], [[-1, 0], [-1, -1]]):
         for ratio in RATIOS:
             batch = make(rows, [1] * len(rows))
@@ -234,6 +236,7 @@ moves = st.lists(st.floats(-1.5, 1.5, allow_nan=False, width=32), min_size=6, ma
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(moves, st.sampled_from(RATIOS), st.floats(-2, 2))
 def test_laws_of_the_clip(d, ratio, advantage):
+    """credit §9 rows 6 and 10."""
     batch = make([[-1, 0, 0, 1, 1, 1, 1]], [advantage])
     row = [[0.0, *d]]
     loose = run(batch, row, ratio=ratio, clip="none")[0]
@@ -248,6 +251,7 @@ def test_laws_of_the_clip(d, ratio, advantage):
 @settings(max_examples=20, deadline=None, derandomize=True)
 @given(moves)
 def test_at_the_old_policy_every_ratio_and_clip_agree(logps):
+    """credit §9 row 7."""
     batch = make([[-1, 0, 0, 1, 1, 1, 1], [-1, 0, -1, -1, -1, -1, -1]], [0.7, -1.3], old=[[0, *logps]] * 2)
     want = -(batch.weights * batch.advantages)
     for ratio in RATIOS[:3]:
@@ -260,6 +264,7 @@ def test_at_the_old_policy_every_ratio_and_clip_agree(logps):
 
 
 def test_const_modes_are_sums_of_single_episode_gradients():
+    """credit §9 row 8."""
     turns, advantages = [[-1, 0, 0, 1], [-1, 0, -1, -1]], [1.0, -2.0]
     new = [[0, 0.1, -0.2, 0.05], [0, 0.02, 0, 0]]
     for mode, adds_up in [("const_turn", True), ("const_token", True), ("turn_mean", False), ("token_mean", False)]:
@@ -270,6 +275,7 @@ def test_const_modes_are_sums_of_single_episode_gradients():
 
 
 def test_turn_arith_equals_turn_geo_iff_all_tokens_moved_alike():
+    """credit §9 row 6."""
     batch = make([[-1, 0, 0]], [-1])
     same, apart = [[0, 0.3, 0.3]], [[0, 0.1, 0.5]]
     values = [[run(batch, d, ratio=r, clip="none")[0] for r in ("turn_geo", "turn_arith")] for d in (same, apart)]

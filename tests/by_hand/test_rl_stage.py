@@ -88,7 +88,7 @@ def test_only_groups_that_teach_are_kept_and_more_are_played_for_them():
 
 
 def test_oversampling_is_bounded_and_an_empty_batch_changes_nothing():
-    """rema §7 row 30."""
+    """rema §7 row 30; credit §9 row 12."""
     script = by_play({})
     s, book = session(script, count=40, oversample_max=2)
     found = train(s)

@@ -47,6 +47,8 @@ def refused(*overrides: str) -> str:
         ("E03", [ONE_PLAY, "stages.1.filter=none"]),
         ("E05", ["stages.1.estimator.scope=prefix"]),
         ("E05", ["stages.1.credit=c3_suffix"]),
+        ("E01", ["stages.1.credit=causal_influence"]),  # E16: influence is a metric here
+        ("E01", ["stages.1.share_data=[meta, reasoning]"]),  # E18: roles share no data of other policies
         ("E05", ["stages.1.credit=vine"]),
         ("E15", ["stages.1.credit=ccpo_solo"]),
         ("E01", ["stages.1.credit={name: ccpo_solo, guide: critic}"]),

@@ -24,7 +24,7 @@ def build(*turns, advantages):
 
 
 def test_turns_whose_prompts_extend_merge_into_one_sample():
-    """rema §7 row 10."""
+    """rema §7 row 10; credit §4 E21."""
     # glue token 9 was never sampled, and 7 7 is a split no tokenizer would choose: both stay as they are
     (row,), counts = build(
         turn("0", (), "a", [1, 2], [7, 7]),
@@ -50,6 +50,7 @@ def test_a_rewritten_history_starts_a_new_sample_and_is_counted():
 
 
 def test_a_turn_shared_by_branches_is_trained_once():
+    """credit §1."""
     root = turn("0", (), "a", [1], [2])
     rows, counts = build(
         root,
@@ -84,6 +85,7 @@ def test_advantages_per_token():
 
 
 def test_missing_logprobs_are_an_error():
+    """credit §4 E14."""
     bare = Turn("0", (), "a", "p", Completion("?", (1,), (2,)), "?")
     with pytest.raises(ValueError, match="came with 0 log-probs"):
         build(bare, advantages={"0": 1.0})

@@ -47,7 +47,10 @@ def advantages(book):
 
 
 def test_the_guide_earns_what_the_team_would_not_have_got_alone():
-    """credit §6.6: q0 is solved with the plan alone, q1 with and without it."""
+    """credit §6.6: q0 is solved with the plan alone, q1 with and without it.
+
+    credit §4 W16: the arm is played anew in every step.
+    """
     asked = []
 
     def script(call):

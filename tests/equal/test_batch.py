@@ -86,6 +86,7 @@ def assert_same(a, b):
 
 @pytest.mark.parametrize(("mode", "options"), CASES, ids=lambda x: x if isinstance(x, str) else x["ratio"])
 def test_microbatches_and_order_never_change_the_step(model, mode, options):
+    """credit §9 row 3."""
     samples = mixed()
     weights = weigh(samples, mode)
     whole = step(model, [samples], weights, **options)
@@ -114,6 +115,7 @@ def test_merged_turns_equal_separate_samples(model):
 
 
 def test_untrained_rows_do_not_enter_any_mean(model):
+    """credit §9 row 9."""
     samples = mixed()
     for mode in MODES:
         refs = {"planned_units": 12} if mode.startswith("const") else {}

@@ -63,7 +63,7 @@ def gradient(policy, samples, k, check=False):
 
 @pytest.mark.parametrize("aggregate", ["turn_mean", "token_mean", "episode_turn_mean", "const_turn"])
 def test_microbatches_are_memory_only(tiny_folder, aggregate):
-    """rema §7 row 26."""
+    """rema §7 row 26; credit §9 row 3."""
     policy = load(tiny_folder, p={})["p"]
     samples = rows(policy)
     k = partial(knobs, aggregate=aggregate, turns_ref=2.0 if aggregate == "const_turn" else None)
@@ -74,6 +74,7 @@ def test_microbatches_are_memory_only(tiny_folder, aggregate):
 
 
 def test_merged_turns_equal_separate_samples(tiny_folder):
+    """credit §9 row 3."""
     policy = load(tiny_folder, p={})["p"]
     samples = rows(policy, count=4)
     apart = []
@@ -168,7 +169,7 @@ def test_adapters_share_a_base_and_train_alone(tiny_folder):
 
 
 def test_updates_cut_the_batch_into_as_many_steps(tiny_folder):
-    """rema §7 row 31."""
+    """rema §7 row 31; credit §3.12."""
     policy = load(tiny_folder, p={})["p"]
     assert policy.update(rows(policy), knobs(updates=4))["updates"] == 4
     assert policy.update(rows(policy)[:2], knobs(updates=4))["updates"] == 2  # fewer units than updates
@@ -194,6 +195,7 @@ def test_non_finite_gradients_are_never_applied(tiny_folder):
 
 @pytest.mark.parametrize("spec", [{}, {"lora_r": 2}])
 def test_saved_and_loaded_training_goes_on_bit_for_bit(tiny_folder, tmp_path, spec):
+    """credit §9 row 13."""
     one = load(tiny_folder, p=spec)["p"]
     one.update(rows(one), knobs(updates=2))
     one.save(tmp_path)

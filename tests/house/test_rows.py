@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parents[1]
-LISTS = {"rema": ("§7", 43), "malt": ("§10", 36)}
+LISTS = {"rema": ("§7", 43), "malt": ("§10", 36), "credit": ("§9", 13)}
 ORACLES = 17  # of malt §9: O1 to O17
 
 
