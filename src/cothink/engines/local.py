@@ -36,7 +36,7 @@ class LocalEngine:
 
         self.policies = dict(policies)
         self.counters = Counters()
-        self._codecs = {name: _codec(p) for name, p in self.policies.items()}
+        self._codecs = {name: codec_of(p) for name, p in self.policies.items()}
         self._stops = {name: Stops(self._codecs[name], len(p.tokenizer)) for name, p in self.policies.items()}
         self._samplers: dict[str, Sampler] = {}
         by_model: dict[int, dict[str, Policy]] = {}
@@ -176,7 +176,7 @@ def _sampler(
     return Continuous(model, policies, max_rows=max_rows, cache_tokens=tokens, dtype=chosen, counters=counters)
 
 
-def _codec(policy: Policy) -> TemplateCodec:
+def codec_of(policy: Policy) -> TemplateCodec:
     """The policy's chat codec, with the end tokens its generation config names."""
     eos = getattr(getattr(policy.model, "generation_config", None), "eos_token_id", None)
     extra = () if eos is None else (eos,) if isinstance(eos, int) else tuple(eos)
