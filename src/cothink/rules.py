@@ -1,7 +1,7 @@
 """What a recipe may not say, should not say, and says in vain: the configuration check of the credit methods.
 
-Codes are those of spec/credit.md section 4: E rejects, W warns, I is legal and without effect. E22 is our own:
-sampling from which nothing can be learned.
+Codes are those of spec/credit.md section 4: E rejects, W warns, I is legal and without effect. E22 and E23 are our own:
+sampling from which nothing can be learned; an engine that cannot hold the policies.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from cothink import (
     collect_rules,
     credit_rules,
+    engine_rules,
     evaluate_rules,
     loss_rules,
     reward_rules,
@@ -84,7 +85,7 @@ def findings(recipe: Recipe) -> Findings:
         found += reward_rules.findings(spot)
     found += _cold_start(recipe)
     found += _foreign_prompts(recipe)
-    found += sft_rules.findings(recipe)
+    found += [*sft_rules.findings(recipe), *engine_rules.findings(recipe)]
     by_letter = {letter: tuple(p for p in found if p.code[0] == letter) for letter in "EWI"}
     return Findings(by_letter["E"], by_letter["W"], by_letter["I"])
 
@@ -211,7 +212,10 @@ def _weights(s: _Spot) -> Iterator[Problem]:
     for name, role in s.roles.items():
         if role.top_p < 1 or role.top_k > 0:
             what = "log-probs of a cut distribution are not those that are trained"
-            strict = s.recipe.engine.name == "local" and s.recipe.policies[role.policy].dtype == "float32"
+            fine = s.recipe.engine.options.get("dtype") != "bfloat16"
+            strict = (
+                s.recipe.engine.name in ("local", "vllm") and fine and s.recipe.policies[role.policy].dtype == "float32"
+            )
             what += "; the trainer refuses the first update" if strict else ""
             yield Problem(f"team.roles.{name}", what, "top_p: 1.0 and top_k: 0", code="E22" if strict else "W12")
         if role.temperature == 0:

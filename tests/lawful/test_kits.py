@@ -96,11 +96,23 @@ def local(folder: Path):
     return resolve("engine", "local")(loaded)
 
 
+def vllm(folder: Path):
+    import fake_vllm
+
+    from cothink.loading import load_policies
+    from cothink.parts import PolicyPart
+
+    loaded = load_policies({"main": PolicyPart(model="tiny", lora_r=4)}, lambda name: folder)
+    with fake_vllm.installed():
+        return resolve("engine", "vllm")(loaded)
+
+
 ENGINES = {
     "scripted": lambda folder: scripted.engine(lambda call: "\\boxed{4}"),
     "table": lambda folder: table.engine({"main": ("\\boxed{1}", "\\boxed{2}", "\\boxed{3}")}),
     "local": local,
     "openai": lambda folder: openai(),
+    "vllm": vllm,
 }
 
 

@@ -40,12 +40,12 @@ class VllmEngine:
     rounding). `load` is to be called while nobody is speaking.
     """
 
-    def __init__(self, policies: Mapping[str, Policy], backend: Backend, handover: core.Handover, whole: str | None):
+    def __init__(self, policies: Mapping[str, Policy], backend: Backend, handover: core.Handover):
         from cothink.engines.local import codec_of
         from cothink.engines.requests import Stops
 
         self.policies = dict(policies)
-        self._backend, self._handover, self._whole = backend, handover, whole
+        self._backend, self._handover = backend, handover
         self._codecs = {name: codec_of(p) for name, p in self.policies.items()}
         self._stops = {name: Stops(self._codecs[name], len(p.tokenizer)) for name, p in self.policies.items()}
         self._adapters: dict[str, str] = {}
@@ -95,9 +95,7 @@ class VllmEngine:
             core.keep_grammar(owner, sampling.schema)
         speaker, version = self._adapters.get(policy), self._versions[policy]
         asked = [core.settings(sampling, codec, room, core.place_seed(seed, k)) for k in range(n)]
-        answers = await asyncio.gather(
-            *(self._backend.ask(speaker, prompt_ids, one, sampling.schema) for one in asked)
-        )
+        answers = await asyncio.gather(*(self._backend.ask(speaker, prompt_ids, one, sampling.schema) for one in asked))
         stops = self._stops[policy]
         done = [core.completion(answer, prompt_ids, sampling, codec, stops, version) for answer in answers]
         for one in done if sampling.schema is not None else ():
@@ -151,17 +149,14 @@ def engine(
     if server is not None:
         from cothink.engines.vllm_server import Server
 
-        made = VllmEngine(policies, Server(server, what, timeout, retries), handover, what.whole)
-        if what.whole is not None and not what.adapters:  # the server may hold other weights than a resumed run
-            made.load(what.whole, None, policies[what.whole].version)
-        return made
+        return VllmEngine(policies, Server(server, what, timeout, retries), handover)
     from cothink.engines.vllm_inside import Inside
 
-    if what.whole is not None and not what.adapters:
+    if what.whole is not None and not what.adapters:  # a resumed run's weights are not those of the model's folder
         _, place = handover.put(policies[what.whole])
         handover.done(what.whole, place)
         what = core.moved(what, place)
     inside = Inside(
         what, max_rows, max_model_len, cache_gib, gpu_memory_utilization, tensor_parallel_size, enforce_eager
     )
-    return InsideEngine(policies, inside, handover, what.whole)
+    return InsideEngine(policies, inside, handover)

@@ -1,4 +1,4 @@
-"""What is said to vLLM and what it says back: sampling settings, completions, and weights on their way through a folder.
+"""What is said to vLLM and what it says back: settings, completions, and weights on their way through a folder.
 
 Nothing here imports vLLM, so all of it is tested without one.
 """

@@ -89,6 +89,7 @@ class Inside:
     def weights(self, folder: Path) -> None:
         """Reads full weights in place of the old ones."""
         self._do(self._engine.collective_rpc, "reload_weights", None, (), {"weights_path": str(folder)})
+        self._do(self._engine.collective_rpc, _tie_again)
         self.forget()
 
     def forget(self) -> None:
@@ -190,6 +191,13 @@ def _answer(output: Any) -> Answer:
     ids = tuple(output.token_ids)
     logprobs = tuple(float(row[token].logprob) for token, row in zip(ids, output.logprobs or ()))
     return Answer(ids, logprobs, output.finish_reason)
+
+
+def _tie_again(worker: Any) -> None:
+    """On a CPU, vLLM 0.32 leaves an output layer that shares the embedding with the product of its old weights."""
+    head = getattr(worker.model_runner.get_model(), "lm_head", None)
+    if head is not None and hasattr(head, "cpu_linear"):
+        head.quant_method.process_weights_after_loading(head)
 
 
 def _vllm() -> Any:

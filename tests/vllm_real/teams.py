@@ -59,7 +59,9 @@ def logprobs(policy, completion: Completion, temperature: float = 1.0) -> list[f
     prompt, output = completion.prompt_ids, completion.output_ids
     turns = (-1,) * len(prompt) + (0,) * len(output)
     spoken = (0.0,) * len(prompt) + completion.logprobs
-    sample = Sample(policy.name, "r", "u", (*prompt, *output), turns, spoken, (0.0,) * len(turns), temperature)
+    sample = Sample(
+        policy.name, "r", "u", (*prompt, *output), turns, spoken, (0.0,) * len(turns), temperature=temperature
+    )
     with torch.no_grad():
         values = policy.logprobs(pad([sample], [(1.0,) * len(turns)]))[0]
     return values[0, len(prompt) :].tolist()

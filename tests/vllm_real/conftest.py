@@ -1,4 +1,7 @@
-"""Tests of the real vLLM run in its own environment (`make test-vllm`); elsewhere they are not collected."""
+"""Tests of the real vLLM run in its own environment (`make test-vllm`); elsewhere they are not collected.
+
+The folder is not called `vllm`: libraries that look for a package of that name would find it.
+"""
 
 import os
 from importlib.util import find_spec
