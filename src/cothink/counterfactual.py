@@ -94,6 +94,19 @@ def sibling_credit(episode: Episode, name: Name, gamma: float = 1.0) -> dict[str
     return found
 
 
+def influence(full: Sequence[float], masked: Sequence[float], groups: Sequence[str]) -> tuple[list[float], list[float]]:
+    """What turns did to the log-prob of the next one, and the mean over equivalent steps (Dr. MAMR, arXiv 2511.02303).
+
+    `full` and `masked` are log-probs of the next turn with and without the turn. Positive: it made the next one
+    likelier; the sign is this project's, as the published one is not certain.
+    """
+    gains = [f - m for f, m in zip(full, masked, strict=True)]
+    by_step: dict[str, list[float]] = {}
+    for gain, group in zip(gains, groups, strict=True):
+        by_step.setdefault(group, []).append(gain)
+    return gains, [math.fsum(by_step[g]) / len(by_step[g]) for g in groups]
+
+
 def advantages(
     episodes: Sequence[Episode],
     name: Name,

@@ -63,10 +63,12 @@ def _gate(s: Any) -> Iterator[Problem]:
         yield from _guide(s, "gate.guide", gate.guide)
 
 
-def idle(stage: Any) -> list[tuple[bool, str, Iterable[str]]]:
+def idle(recipe: Any, stage: Any) -> list[tuple[bool, str, Iterable[str]]]:
     """Settings of credit and estimator that do nothing beside the others: (applies, reason, keys)."""
     name = stage.credit.name
+    alone = len(recipe.team.roles) == 1 and wiring.expected_turns(recipe) == 1
     return [
+        (alone, "nobody reads the one message there is", ["influence"]),
         (name not in ("turn_return", "vine"), f"{name} discounts nothing", ["credit.gamma"]),
         (name != "ccpo_solo", f"credit {name} has no solo arm", ONLY_SOLO),
         (name in BY_SIBLINGS, f"credit {name} is an advantage already", ["estimator"]),

@@ -239,6 +239,13 @@ class During(Tree):
     limit: Count | None = None
 
 
+class Influence(Tree):
+    """`ROLE/influence` every so many steps, of at most `episodes` episodes: a forward pass for each of their turns."""
+
+    every: Count = 10
+    episodes: Count = 16
+
+
 class Evaluate(Tree):
     """A stage that plays one of the recipe's task sets, or a named `suite` of sets, and grades it.
 
@@ -295,6 +302,7 @@ class RL(Tree):
     role_balance: Literal["none", "equal"] = "none"
     kl_stop: Positive | None = 1e-3
     evaluate: During | None = None
+    influence: Influence | None = None
     checkpoint_every: Count | None = None
     save_on: Literal["last", "best"] = "last"
     token_budget: Count | None = None

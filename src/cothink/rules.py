@@ -350,7 +350,7 @@ def _idle_stage(recipe: Recipe, k: int, stage: Any) -> Iterator[Idle]:
     unused: list[tuple[bool, str, Iterable[str]]] = [
         (stage.unfinished in ("zero", "keep"), f"unfinished {stage.unfinished} masks nothing", ["mask_cap"]),
         *schedule_rules.idle(stage),
-        *credit_rules.idle(stage),
+        *credit_rules.idle(recipe, stage),
         (stage.filter.name not in ("accuracy", "success"), f"filter {stage.filter.name} has no bounds",
          ["filter.low", "filter.high"]),
         (stage.filter.name != "spread", "only filter spread has it", ["filter.top_p"]),

@@ -68,6 +68,14 @@ def refused(*overrides: str) -> str:
         ("E01", ["stages.1.gate.guide=critic"]),
         ("E11", ["stages.1.gate.accuracy=[0.8, 0.2]"]),
         ("E01", ["stages.1.gate={accuracy: 0.5}"]),
+        (
+            "idle",
+            [
+                "stages.1.influence={every: 5}",
+                "team.workflow=solo",
+                "team.roles={solver: {policy: main, system: Solve.}}",
+            ],
+        ),
         ("idle", ["stages.1.credit={name: broadcast, guide: meta}"]),
         ("idle", ["stages.1.credit={name: ccpo_solo, guide: meta, gamma: 0.9}"]),
         ("idle", [SIBLINGS, ONE_ROUND, "stages.1.credit=c3_suffix", "stages.1.estimator=rloo"]),

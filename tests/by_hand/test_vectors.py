@@ -12,13 +12,11 @@ ADAPTERS = {**CORE, **METHODS}
 
 DATA = json.loads((Path(__file__).parents[1] / "fixtures" / "credit.json").read_text())
 NOT_BUILT = {  # not part of the library; a core formula may never stand here
-    "adversarial_rating_reward", "binary_inflation", "call_count_alignment", "causal_influence",
-    "counterfactual_history_reward", "cross_policy_advantage", "cross_policy_window",
-    "gated_format_reward",
-    "geometric_clip_ratio", "global_local_node_advantage", "history_shaping", "length_bias_condition",
-    "mutual_rating_reward", "probability_cap",
-    "probability_shift_mask", "restart_reward", "retrieval_information", "role_by_role_gae", "role_statistics",
-    "running_statistics", "slate_decision_loss", "step_advantage_mix", "stop_fixed_point",
+    "adversarial_rating_reward", "binary_inflation", "call_count_alignment", "counterfactual_history_reward",
+    "cross_policy_advantage", "cross_policy_window", "gated_format_reward", "geometric_clip_ratio",
+    "global_local_node_advantage", "history_shaping", "length_bias_condition", "mutual_rating_reward",
+    "probability_cap", "probability_shift_mask", "restart_reward", "retrieval_information", "role_by_role_gae",
+    "role_statistics", "running_statistics", "slate_decision_loss", "step_advantage_mix", "stop_fixed_point",
     "stop_gradient_bias", "team_local_reward", "tree_shaping", "verifier_return",
 }  # fmt: skip
 

@@ -93,7 +93,13 @@ def vine(i, p):
     return {"values": values, "advantages": found, "total": sum(found)}
 
 
+def causal(i, p):
+    gains, means = counterfactual.influence(i["logp_next_full"], i["logp_next_masked"], i["groups"])
+    return {"contributions": gains, "influence": means}
+
+
 METHODS = {
+    "causal_influence": causal,
     "counterfactual_event_reward": solo_event,
     "mc_value_advantage": vine,
     "decoupled_objective": decoupled,

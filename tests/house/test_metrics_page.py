@@ -58,6 +58,7 @@ def test_every_key_is_on_the_page_and_every_key_on_the_page_is_logged(tmp_path):
     multi = logged(
         tmp_path, "multi", team(3, ("one", "one"), ("Guide.", "Follow.")), updates_per_step=2, filter="none",
         evaluate={"every": 1}, curriculum={"start": 1}, kl_stop=None, unfinished="keep",
+        influence={"every": 1, "episodes": 2},
     )  # fmt: skip
     single = logged(
         tmp_path, "single", team(1, ("one", "two"), ("Plan.", "Follow the plan.")), preset="rema_single",

@@ -10,7 +10,7 @@ from typing import get_args
 import pytest
 
 from cothink import counterfactual, credit, estimators, losses, offpolicy
-from cothink.parts import Credit, Curriculum, Filter, Gate, Schedule
+from cothink.parts import Credit, Curriculum, Filter, Gate, Influence, Schedule
 from cothink.presets import PRESETS
 from cothink.resolve import names
 
@@ -35,7 +35,7 @@ def test_every_value_of_every_setting_is_on_the_page():
     wanted = {value for kind in kinds for value in get_args(kind)} | set(names("estimator"))
     for part, key in ((Filter, "name"), (Schedule, "name")):
         wanted |= set(get_args(part.model_fields[key].annotation))
-    wanted |= {key for part in (Gate, Curriculum, Filter, Credit) for key in part.model_fields} - {"name"}
+    wanted |= {key for part in (Gate, Influence, Curriculum, Filter, Credit) for key in part.model_fields} - {"name"}
     assert len(wanted) > 60 and wanted - written() <= {"none"}
 
 

@@ -14,7 +14,7 @@ from cothink.parts import RL
 from cothink.record import episode_row
 from cothink.samples import samples
 from cothink.session import Session, bound_estimator, bound_loss, bound_rewards, learners, learning_order
-from cothink.stages import gate, metrics
+from cothink.stages import causal, gate, metrics
 from cothink.stages.best import Best
 from cothink.stages.evaluate import measure, sentence
 from cothink.stages.gather import Gathered, gather
@@ -101,6 +101,8 @@ async def _step(
         here.cursor, here.phase.cursor = before
         save()
         raise
+    if stage.influence is not None and here.step % stage.influence.every == 0:  # by the weights that sampled
+        found |= await causal.figures(session, batch.episodes[: stage.influence.episodes])
     gathered = time.monotonic()
     found |= _learn(session, stage, index, here, batch, estimator, learning, knobs)
     if here.bound is not None:
