@@ -47,7 +47,7 @@ async def rl(session: Session, stage: RL, index: int) -> dict[str, Any]:
     save = partial(_checkpoint, session, index, here)
     guard = Guard(session, stage, index, here, order, save)
     best = Best(session, stage, index, here, order, save)
-    if stage.gate is not None and here.step == 0:
+    if stage.gate is not None and here.tokens == 0:  # whoever has passed it has sampled
         await gate.check(session, stage, index, here)
     guard.begin()
     last: dict[str, Any] = {}
