@@ -131,6 +131,9 @@ class TemplateCodec:
     Without a chat template replies end at `stop_strings`; a trailing one is kept in the ids, left out of the text, and
     not repeated by the glue.
 
+    `vocabulary` is the number of ids that the model knows, which may be more than the tokenizer's; an answer with a
+    higher one is refused.
+
     Raises ValueError where the template cannot print text contents or refuses the order of roles.
     """
 
@@ -139,8 +142,9 @@ class TemplateCodec:
         tokenizer: PreTrainedTokenizerBase,
         chat_template: str | None = None,
         extra_stop_ids: Sequence[int] = (),
+        vocabulary: int | None = None,
     ) -> None:
-        self.tokenizer = tokenizer
+        self.tokenizer, self.vocabulary = tokenizer, vocabulary
         self.stop_strings: tuple[str, ...] = ()
         if chat_template is None and tokenizer.chat_template:
             chat_template = tokenizer.get_chat_template()

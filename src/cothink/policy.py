@@ -134,8 +134,11 @@ class Policy:
             found = type(self.model).from_pretrained(kept, dtype=self.model.dtype).to(self.device)
         else:
             found = copy.deepcopy(self.model)
-            if kept is not None:
-                found.save_pretrained(kept)
+            if kept is not None:  # a reference that was half written would be taken for one
+                part = kept.with_name(kept.name + ".part")
+                shutil.rmtree(part, ignore_errors=True)
+                found.save_pretrained(part)
+                part.rename(kept)
         self._reference = found.eval().requires_grad_(False)
 
     def update(self, samples: Sequence[Sample], knobs: Knobs, seed: int = 0) -> dict[str, float]:

@@ -66,10 +66,26 @@ def _make(folder: Path) -> None:
         raise RunError(f"{file} is a file, and a run needs a folder: name another one with --out") from None
 
 
+def _state(folder: Path) -> dict[str, Any]:
+    """Where a run stands; empty for one that has not begun. Raises ValueError where its file is damaged."""
+    file = folder / "state.json"
+    if not file.exists():
+        return {}
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise ValueError(f"{file} is damaged: it is not what was written")
+    return found
+
+
 def last_checkpoint(folder: Path) -> Path | None:
     """The newest checkpoint of a run folder; None before the first, RunError where it is not what was written."""
-    state = folder / "state.json"
-    name = json.loads(state.read_text()).get("checkpoint") if state.exists() else None
+    try:
+        name = _state(folder).get("checkpoint")
+    except ValueError as error:
+        raise RunError(f"{error}. Run the recipe again: it goes on from the newest checkpoint") from None
     if not name:
         return None
     place = folder / "checkpoints" / name
@@ -138,10 +154,7 @@ class Run:
         write_atomic(self.folder / "manifest.json", json.dumps(manifest, indent=2))
 
     def _resume(self) -> None:
-        state = self.folder / "state.json"
-        if state.exists():
-            self.state = json.loads(state.read_text())
-            self._trust()
+        self._trust()
         for part in self.checkpoints.glob("*.part"):
             shutil.rmtree(part)
         kept = []
@@ -158,24 +171,29 @@ class Run:
             write_atomic(metrics, "".join(line + "\n" for line in kept))
 
     def _trust(self) -> None:
-        """Goes back to the newest checkpoint that is what was written, where the last one is not."""
-        name = self.state.get("checkpoint")
-        if not name:
-            return
-        wrong = seal.damage(self.checkpoints / name)
+        """Reads the state; goes back to the newest checkpoint that is what was written, where the last one is not."""
+        name, bad, wrong = None, "state.json", None
+        try:
+            self.state = _state(self.folder)
+            name = self.state.get("checkpoint")
+            if name:
+                bad, wrong = f"checkpoint {name}", seal.damage(self.checkpoints / name)
+        except ValueError:
+            wrong = "it is not what was written"
         if wrong is None:
             return
-        self.notes.append(f"checkpoint {name} is damaged: {wrong}")
-        whole = [p for p in self.checkpoints.iterdir() if p.name != name and seal.damage(p) is None]
+        self.notes.append(f"{bad} is damaged: {wrong}")
+        whole = [p for p in self.checkpoints.glob("*") if p.name != name and seal.damage(p) is None]
         if not whole:
             raise RunError(
-                f"{self.checkpoints / name} is damaged ({wrong}), and there is no other to go back to: delete "
-                f"{self.folder} to begin anew, or put the checkpoint back"
+                f"{bad} of {self.folder} is damaged ({wrong}), and there is no other checkpoint to go back to: delete "
+                "the folder to begin anew, or put back what is missing"
             )
         self.state = max((seal.facts(p) for p in whole), key=lambda s: (s["stage"], s["step"], s["checkpoint"]))
         self.notes.append(f"going back to checkpoint {self.state['checkpoint']}")
         write_atomic(self.folder / "state.json", json.dumps(self.state, indent=2))
-        shutil.rmtree(self.checkpoints / name, ignore_errors=True)
+        if name:
+            shutil.rmtree(self.checkpoints / name, ignore_errors=True)
 
     @property
     def place(self) -> Path | None:

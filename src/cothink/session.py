@@ -16,6 +16,7 @@ from cothink.record import Run
 from cothink.report.markup import visible
 from cothink.resolve import bind, resolve
 from cothink.rewards import Reward
+from cothink.tasks import DataError
 from cothink.types import Role, Task
 
 
@@ -88,11 +89,14 @@ def load_tasks(recipe: Recipe) -> dict[str, Sequence[Task]]:
         used.add(stage.on)
         if isinstance(stage, RL) and stage.evaluate is not None:
             used.add(stage.evaluate.on)
-    return {
-        name: bind(resolve("tasks", block.name), block.options, f"tasks.{name}")()
-        for name, block in recipe.tasks.items()
-        if name in used
-    }
+    found = {}
+    for name, block in recipe.tasks.items():
+        if name in used:
+            try:
+                found[name] = bind(resolve("tasks", block.name), block.options, f"tasks.{name}")()
+            except DataError as error:
+                raise DataError(f"tasks.{name}: {error}") from error
+    return found
 
 
 def bound_rewards(stage: RL) -> list[Reward]:

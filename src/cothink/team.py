@@ -151,8 +151,9 @@ class Chat:
             done = await team._generate(role, messages, prompt, sampling, n, seed, parents)
         if len(done) != n:
             raise PlayError(f"the engine of policy {role.policy!r} returned {len(done)} completions, asked for {n}")
+        limit = getattr(team.engine(role).codec(role.policy), "vocabulary", None)
         for completion in done if known is None else ():
-            _sound(completion, role, prompt)
+            _sound(completion, role, prompt, limit)
         turns = []
         for k, completion in enumerate(done):
             shown = show(completion.text) if show else completion.text
@@ -255,8 +256,13 @@ class Team:
         return self._chats[turn.id].fork()
 
 
-def _sound(completion: Completion, role: Role, prompt: tuple[int, ...]) -> None:
-    """Raises PlayError for what no engine may return: training on it would fail later, or not fail."""
+def _sound(completion: Completion, role: Role, prompt: tuple[int, ...], limit: int | None) -> None:
+    """Raises PlayError for what no engine may return: training on it would fail later, or not fail.
+
+    `limit` is the first id beyond the policy's vocabulary, where that is known.
+    """
+    if not isinstance(completion, Completion):
+        raise PlayError(f"the engine of policy {role.policy!r} answered {role.name} with a {type(completion).__name__}")
     ids, logprobs = completion.output_ids, completion.logprobs
     if completion.prompt_ids not in ((), prompt):
         wrong = "another prompt than it was given"
@@ -268,6 +274,8 @@ def _sound(completion: Completion, role: Role, prompt: tuple[int, ...]) -> None:
         wrong = "a token of probability 0"
     elif ids and min(ids) < (0 if role.trainable else UNKNOWN_ID):
         wrong = f"the token id {min(ids)}"
+    elif ids and limit is not None and max(ids) >= limit:
+        wrong = f"the token id {max(ids)}, and its vocabulary ends at {limit - 1}"
     else:
         return
     raise PlayError(f"the engine of policy {role.policy!r} answered {role.name} with {wrong}; see docs/adding.md")

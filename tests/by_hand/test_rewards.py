@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from cothink.resolve import bind, resolve
-from cothink.rewards import Reward, answer, length, score
+from cothink.rewards import Reward, RewardError, answer, length, score
 from cothink.rewards import format as form
 from cothink.types import Completion, Episode, Finish, Task, Turn
 
@@ -119,5 +119,7 @@ def test_ones_own_reward_speaks_per_role_and_round(tmp_path, monkeypatch):
 @pytest.mark.parametrize("bad", [float("nan"), "yes", float("inf")])
 def test_a_reward_that_is_no_number_is_an_error(bad):
     e = episode(turn("0", "r", "x"))
-    with pytest.raises(ValueError, match="return a finite number, or None"):
+    with pytest.raises(
+        RewardError, match=r"reward odd returned .* for turn 0 \(r\) of task .*return a finite number, or None"
+    ):
         asyncio.run(score([e], [Reward("odd", lambda task, turn, episode: bad)]))

@@ -8,6 +8,7 @@ import pytest
 
 from cothink.engines.scripted import engine as scripted
 from cothink.recipe import Recipe
+from cothink.rewards import RewardError
 from cothink.session import Session
 from cothink.stages.rl import rl
 from cothink.types import Completion, Task
@@ -154,7 +155,9 @@ def test_void_filter_drops_episodes_with_an_empty_turn():
 
 def test_a_reward_that_never_applies_is_an_error():
     s, _ = session(by_play(MIXED), rewards=[{"name": "answer.plan", "role": "solver"}])
-    with pytest.raises(ValueError, match=r"no reward applied to any turn of 12 episodes: answer\.plan \(role solver\)"):
+    with pytest.raises(
+        RewardError, match=r"no reward applied to any turn of 12 episodes: answer\.plan \(role solver\)"
+    ):
         train(s)
 
 

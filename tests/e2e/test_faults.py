@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import math
+import multiprocessing
 import os
 import resource
 import signal
+import subprocess
 import sys
 import time
 import types
+from dataclasses import replace
 
 import pytest
 import torch
 from safetensors import SafetensorError
 
 import cothink
-from cothink import seal
+from cothink import seal, verify
 from cothink.cli import _outcome
 from cothink.loading import ModelError
 from cothink.policy import TrainingError
-from cothink.record import RunError
+from cothink.record import RunError, last_checkpoint
+from cothink.rewards import RewardError
 from cothink.stages.guard import Collapse
 from cothink.tasks import DataError
 from cothink.types import PlayError
+from cothink.verify import pool
 
 
 def said(error: BaseException) -> str:
@@ -423,3 +429,153 @@ def test_engine_that_hangs(recipe, mine, tmp_path):
     assert step(out) == 1
     mine.on_call = lambda n, done: None
     assert len(metrics(cothink.run(recipe, out=out).folder)) == 3
+
+
+def test_engine_that_answers_garbage(recipe, mine, tmp_path):
+    """Ids beyond the vocabulary, too few log-probs, nothing at all: left out before anything learns from them."""
+    recipe["engine"] = "fault_parts:engine"
+
+    def garble(n, done):
+        (one,) = done
+        return {
+            9: [replace(one, output_ids=(*one.output_ids[:-1], 300))],
+            10: [replace(one, output_ids=(*one.output_ids[:-1], -1))],
+            11: [replace(one, logprobs=one.logprobs[:-1])],
+            12: [replace(one, logprobs=(math.nan,) * len(one.logprobs))],
+            13: [None],
+            14: [],
+        }.get(n)
+
+    mine.on_call = garble
+    heard = Console()
+    rows = metrics(cothink.run(recipe, out=tmp_path / "run", console=heard).folder)
+    assert [r.get("failed/error", 0) for r in rows] == [0, 6, 0] and [r["episodes"] for r in rows] == [8, 2, 8]
+    first = next(line for line in heard.lines if "6 of 8 plays left out" in line)
+    assert "the engine of policy 'p' answered solver with the token id 300, and its vocabulary ends at 2" in first
+
+
+def test_reward_that_fails(recipe, whole, mine, tmp_path):
+    """The error names the reward, the turn, the task and the line; the steps before are kept."""
+    mine.rewards, mine.on_reward = 0, lambda n, task: {}["weight"] if n == 12 else None
+    out = tmp_path / "run"
+    with pytest.raises(RewardError) as caught:
+        cothink.run(recipe, out=out)
+    text = said(caught.value)
+    assert "reward fault_parts:sums failed for turn 0 (solver) of task sums/train/" in text
+    assert "KeyError: 'weight' (" in text and "test_faults.py, line " in text and step(out) == 1
+    mine.on_reward = lambda n, task: None
+    assert same(cothink.run(recipe, out=out).folder, whole)
+
+
+def test_reward_that_is_no_number(recipe, whole, mine, tmp_path):
+    mine.rewards, mine.on_reward = 0, lambda n, task: math.nan if n == 20 else None
+    out = tmp_path / "run"
+    with pytest.raises(RewardError) as caught:
+        cothink.run(recipe, out=out)
+    assert "reward fault_parts:sums returned nan for turn 0 (solver) of task sums/train/" in said(caught.value)
+    assert step(out) == 2
+    mine.on_reward = lambda n, task: None
+    assert same(cothink.run(recipe, out=out).folder, whole)
+
+
+def graded_right():
+    """An item that only the verifier's processes can grade."""
+    return verify.verify("math", "x+1", "\\boxed{1+x}", timeout=20).right
+
+
+def test_verifier_processes_that_die(recipe, mine, tmp_path):
+    """All of them are killed between two items, and then the pool itself: new ones answer, nothing is graded wrong."""
+    seen = []
+
+    def graded(n, task):
+        if n == 3:
+            for worker in multiprocessing.active_children():
+                os.kill(worker.pid, signal.SIGKILL)
+        if n == 6:
+            pool._pools["math_verify"].stop()
+        if n in (1, 3, 4, 6, 7):
+            seen.append(graded_right())
+
+    mine.on_reward = graded
+    recipe["stages"][0]["steps"] = 1
+    rows = metrics(cothink.run(recipe, out=tmp_path / "run").folder)
+    assert seen == [True] * 5 and len(rows) == 1
+
+
+def test_verifier_process_that_is_killed_on_an_item(mine):
+    """The item is an `error`, never `wrong`; `grading_errors` counts it, and the next one is graded."""
+    word, _, detail, _ = pool.run(
+        pool.Job("math_verify", subprocess.call, (["sh", "-c", "kill -9 $PPID; sleep 9"],)), 20
+    )
+    assert (word, detail) == ("error", "its process ended with exit code -9")
+    assert graded_right()
+
+
+def test_tracker_that_is_away(recipe, whole, monkeypatch, tmp_path):
+    """It never ends a run; it is said once, and metrics.jsonl holds everything."""
+    from accelerate import Accelerator
+
+    def away(self, *args, **kwargs):
+        raise ConnectionError("tracker.example: name or service not known")
+
+    monkeypatch.setattr(Accelerator, "log", away)
+    heard = Console()
+    done = cothink.run({**recipe, "trackers": ["tensorboard"]}, out=tmp_path / "run", console=heard).folder
+    assert same(done, whole)
+    (line,) = [line for line in heard.lines if line.startswith("trackers: ")]
+    assert "ConnectionError: tracker.example" in line and "The run goes on without them; metrics.jsonl holds" in line
+
+
+def test_clock_that_jumps(recipe, whole, mine, monkeypatch, tmp_path):
+    """An hour back and forth at every look: durations come from another clock, and an item keeps its time."""
+    real, looks = time.time, itertools.count()
+    monkeypatch.setattr(time, "time", lambda: real() + (3600 if next(looks) % 2 else -3600))
+    done = cothink.run(recipe, out=tmp_path / "run").folder
+    assert same(done, whole)
+    for row in (done / "metrics.jsonl").read_text().splitlines():
+        assert 0 <= json.loads(row)["seconds_collect"] < 100 and 0 <= json.loads(row)["seconds_learn"] < 100
+    monkeypatch.setattr(time, "time", real)
+
+    assert graded_right()  # the processes are there
+    began = time.monotonic()
+    monkeypatch.setattr(time, "time", lambda: real() + (3600 if time.monotonic() > began + 0.2 else 0))
+    assert pool.run(pool.Job("math_verify", subprocess.call, (["sleep", "0.7"],)), 5) == 0
+
+
+def test_state_that_is_damaged(recipe, whole, mine, tmp_path):
+    """Every checkpoint carries its own place: the newest one is gone on from."""
+    mine.rewards, mine.on_reward = 0, stop_at(17)
+    out = tmp_path / "run"
+    with pytest.raises(RuntimeError, match="the grader went away"):
+        cothink.run(recipe, out=out)
+    content = (out / "state.json").read_text()
+    (out / "state.json").write_text(content[: len(content) // 2])
+    with pytest.raises(RunError, match=r"state\.json is damaged: it is not what was written. Run the recipe again"):
+        last_checkpoint(out)
+    mine.on_reward = lambda n, task: None
+    heard = Console()
+    assert same(cothink.run(recipe, out=out, console=heard).folder, whole)
+    assert "state.json is damaged: it is not what was written" in heard.lines
+    assert "going back to checkpoint stage00-step000002" in heard.lines
+
+
+def test_half_a_reference(recipe, tmp_path, monkeypatch):
+    """Killed while the weights that a KL is measured from were written: the next attempt writes them again."""
+    from transformers import PreTrainedModel
+
+    recipe["stages"][0] |= {"loss": {"kl": "k3", "kl_beta": 0.1}}
+    whole = cothink.run(recipe, out=tmp_path / "whole").folder
+    real = PreTrainedModel.save_pretrained
+
+    def killed(self, place, *args, **kwargs):
+        if "reference" in str(place):
+            self.config.save_pretrained(place)
+            raise KeyboardInterrupt
+        real(self, place, *args, **kwargs)
+
+    out = tmp_path / "run"
+    monkeypatch.setattr(PreTrainedModel, "save_pretrained", killed)
+    with pytest.raises(KeyboardInterrupt):
+        cothink.run(recipe, out=out)
+    monkeypatch.setattr(PreTrainedModel, "save_pretrained", real)
+    assert same(cothink.run(recipe, out=out).folder, whole)

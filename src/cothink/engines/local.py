@@ -180,7 +180,8 @@ def codec_of(policy: Policy) -> TemplateCodec:
     """The policy's chat codec, with the end tokens its generation config names."""
     eos = getattr(getattr(policy.model, "generation_config", None), "eos_token_id", None)
     extra = () if eos is None else (eos,) if isinstance(eos, int) else tuple(eos)
-    return TemplateCodec(policy.tokenizer, extra_stop_ids=extra)
+    known = policy.model.get_input_embeddings().weight.shape[0]
+    return TemplateCodec(policy.tokenizer, extra_stop_ids=extra, vocabulary=known)
 
 
 def engine(

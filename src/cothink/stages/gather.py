@@ -10,13 +10,14 @@ from typing import Any
 from cothink import credit, wiring
 from cothink.parts import RL
 from cothink.resolve import effective, resolve
-from cothink.rewards import score
+from cothink.rewards import RewardError, score
 from cothink.session import Session
 from cothink.stages import actions, metrics
 from cothink.stages.playing import afresh, generated, play_tasks, prompted
 from cothink.stages.progress import bar
 from cothink.stages.rows import Progress, eligible, next_rows
 from cothink.stages.solo import Solo
+from cothink.tasks import DataError
 from cothink.team import Played
 from cothink.types import Episode, PlayError
 
@@ -39,7 +40,7 @@ async def gather(session: Session, stage: RL, index: int, here: Progress, reward
     figures: dict[str, Any] = {}
     tokens, groups, played_rows, failures = 0, 0, 0, Counter()
     if not session.tasks[stage.on]:
-        raise ValueError(f"tasks.{stage.on} is empty: nothing to train on")
+        raise DataError(f"tasks.{stage.on} is empty: nothing to train on; write another tasks.{stage.on}")
     once = stage.filter.name == "none" or stage.schedule.name == "phases"
     there = len(eligible(stage, session.tasks[stage.on], here))
     most = min(max(stage.tasks_per_step, int(stage.oversample_max * stage.tasks_per_step)), there)
@@ -110,7 +111,7 @@ def finish_tag(session: Session) -> str | None:
 def _some_reward(episodes: Sequence[Episode], rewards: Sequence[Any]) -> None:
     if episodes and not any(e.rewards for e in episodes):
         names = ", ".join(r.name + (f" (role {r.role})" if r.role else "") for r in rewards)
-        raise ValueError(
+        raise RewardError(
             f"no reward applied to any turn of {len(episodes)} episodes: {names}. answer.correct and answer.sparse "
             "score the graded turn only: leave `role` out, and write `to: ROLE` to credit one role"
         )
