@@ -186,7 +186,7 @@ class Run:
         whole = [p for p in self.checkpoints.glob("*") if p.name != name and seal.damage(p) is None]
         if not whole:
             raise RunError(
-                f"{bad} of {self.folder} is damaged ({wrong}), and there is no other checkpoint to go back to: delete "
+                f"{bad} of {self.folder} is damaged ({wrong}), and there is no other to go back to: delete "
                 "the folder to begin anew, or put back what is missing"
             )
         self.state = max((seal.facts(p) for p in whole), key=lambda s: (s["stage"], s["step"], s["checkpoint"]))
