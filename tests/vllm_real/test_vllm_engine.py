@@ -169,6 +169,26 @@ def test_a_deadline_takes_its_answer_out_of_vllm_and_leaves_the_others(team):
     assert not engine._backend._engine.has_unfinished_requests()
 
 
+def test_more_prompt_tokens_than_one_pass_takes(team):
+    made, engine, _ = team
+
+    async def crowd():
+        ids = engine.codec("a").start([Message("user", "Count. " * 60)])
+        return await asyncio.gather(*(engine.generate("a", [], ids, HOT, 1, k) for k in range(60)))
+
+    said = [group[0] for group in asyncio.run(crowd())]
+    assert sum(len(c.prompt_ids) for c in said) > 3000
+    assert gap(made["a"], said[:4]) < GAP
+
+
+def test_full_weights_beside_adapters_cannot_change(team):
+    with pytest.raises(PlayError, match="policy base: its full weights changed"):
+        team[1].load("base", None, 1)
+
+
+# Closing an engine ends vLLM's state in the whole process: nothing below may use `team`.
+
+
 def test_full_weights_are_replaced_whole():
     made = teams.policies(only={})
     teams.shake(made["only"], seed=1, size=0.02)  # weights other than those of the model's folder from the beginning
@@ -196,8 +216,3 @@ def test_making_an_engine_leaves_the_trainers_random_numbers_alone():
     engine = vllm.engine(made, max_rows=4, cache_gib=0.25)
     assert (float(torch.rand(())), random.random()) == wanted
     engine.close()
-
-
-def test_full_weights_beside_adapters_cannot_change(team):
-    with pytest.raises(PlayError, match="policy base: its full weights changed"):
-        team[1].load("base", None, 1)

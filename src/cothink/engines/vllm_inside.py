@@ -242,9 +242,11 @@ def _arguments(
 
 
 def _started(vllm: Any, arguments: dict[str, Any], enforce_eager: bool | None) -> Any:
-    eager = vllm.platforms.current_platform.is_cpu() if enforce_eager is None else enforce_eager
+    cpu = vllm.platforms.current_platform.is_cpu()
+    if cpu:  # vLLM 0.32 turns an answer's generator back after half a prompt, which those of a CPU cannot do
+        arguments = {**arguments, "enable_chunked_prefill": False}
     with _same_dice():
-        given = vllm.EngineArgs(**arguments, enforce_eager=eager)
+        given = vllm.EngineArgs(**arguments, enforce_eager=cpu if enforce_eager is None else enforce_eager)
         return vllm.LLMEngine.from_engine_args(given)
 
 
