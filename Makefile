@@ -7,7 +7,7 @@ MODEL ?= builtin:tiny
 BIN = $(VENV)/bin
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: install demo demo-malt test test-all test-vllm chaos bench lint clean
+.PHONY: install demo demo-malt test test-all test-vllm test-dist chaos bench lint clean
 
 install: $(VENV)/installed
 
@@ -45,6 +45,9 @@ $(VENV)-vllm/installed: pyproject.toml
 
 test-vllm: $(VENV)-vllm/installed
 	OMP_NUM_THREADS=1 $(VENV)-vllm/bin/python -m pytest tests/vllm_real
+
+test-dist: $(VENV)/installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m dist tests/dist
 
 chaos: $(VENV)/installed-dev
 	$(BIN)/python bench/chaos.py --seed $(SEED)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from cothink.parts import DPO, RL, SFT, Collect
+from cothink.ranks import Ranks, RanksError, joined
 from cothink.recipe import Recipe
 from cothink.record import Run, RunError, write_atomic
 from cothink.types import Turn
@@ -69,14 +70,19 @@ def run(
     else:
         loaded = Recipe.load(recipe, [*overrides, *(f"{k}={_plain(v)}" for k, v in values.items())])
     folder = Path(out) if out is not None else Path(loaded.output) / loaded.name
-    return run_sync(_run(loaded, folder, console))
+
+    async def shared() -> RunResult:
+        with joined() as ranks:
+            return await _run(loaded, folder, console if ranks.leads else None, ranks)
+
+    return run_sync(shared())
 
 
 def _plain(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-async def _run(recipe: Recipe, folder: Path, console: Any) -> RunResult:
+async def _run(recipe: Recipe, folder: Path, console: Any, ranks: Ranks) -> RunResult:
     from cothink.session import assemble
     from cothink.stages.collect import collect
     from cothink.stages.dpo import dpo, pairs_of
@@ -86,10 +92,11 @@ async def _run(recipe: Recipe, folder: Path, console: Any) -> RunResult:
     from cothink.stages.sft import examples_of, sft
     from cothink.stages.trackers import Trackers
 
-    record = Run(folder, recipe.to_yaml(), recipe.seed)
+    record = _folder(recipe, folder, ranks)
     try:
         if record.state.get("stage", 0) >= len(recipe.stages):
             return RunResult(folder, record.results)
+        _together(recipe, record, ranks)
         for index, stage in enumerate(recipe.stages):
             over = index < record.state.get("stage", 0)
             if over or not isinstance(stage, SFT | DPO) or to_come(recipe, stage, index):
@@ -97,9 +104,12 @@ async def _run(recipe: Recipe, folder: Path, console: Any) -> RunResult:
             read: Any = examples_of if isinstance(stage, SFT) else pairs_of
             read(recipe, stage, index)  # what is missing is said before a model loads
         session = assemble(recipe)
-        session.run, session.console = record, console
-        session.trackers = Trackers(recipe.trackers, folder / "trackers", recipe.name, recipe.model_dump(), session.say)
-        _inspect_tasks(session, folder)
+        session.run, session.console, session.ranks = record, console, ranks
+        for policy in session.policies.values():
+            policy.ranks = ranks
+        named = recipe.trackers if ranks.leads else ()
+        session.trackers = Trackers(named, folder / "trackers", recipe.name, recipe.model_dump(), session.say)
+        _inspect_tasks(session, folder, ranks)
         place = record.place
         for note in record.notes:
             session.say(note)
@@ -118,10 +128,13 @@ async def _run(recipe: Recipe, folder: Path, console: Any) -> RunResult:
                 await dpo(session, stage, index)
             elif isinstance(stage, Collect):
                 await collect(session, stage, index)
-            else:
+            elif ranks.leads:
                 await evaluate_stage(session, stage, index)
             record.finish_stage(index)
+            ranks.wait()
         session.trackers.close()
+        if not ranks.leads:
+            return RunResult(folder, record.results)
         _compare(session, record.results)
         if len(record.results) > 1:
             from cothink.stages.comparing import evaluated
@@ -133,7 +146,29 @@ async def _run(recipe: Recipe, folder: Path, console: Any) -> RunResult:
         record.close()
 
 
-def _inspect_tasks(session: Any, folder: Path | None) -> None:
+def _folder(recipe: Recipe, folder: Path, ranks: Ranks) -> Run:
+    """The run folder: open to the leading process, followed by the others."""
+    if ranks.leads:
+        run = Run(folder, recipe.to_yaml(), recipe.seed, ranks.count)
+        ranks.first(run.state)
+        return run
+    from cothink.follower import Follower
+
+    return Follower(folder, ranks.first({}))
+
+
+def _together(recipe: Recipe, record: Run, ranks: Ranks) -> None:
+    """Raises RanksError for a stage still to come that several processes cannot share."""
+    for index in range(record.state.get("stage", 0), len(recipe.stages)):
+        kind = recipe.stages[index].kind
+        if ranks.count > 1 and kind not in ("rl", "evaluate"):
+            raise RanksError(
+                f"stage {index} ({kind}) runs in one process, and there are {ranks.count}: run this recipe with "
+                "`cothink run` alone until that stage is done (Ctrl-C in the next one), then start it with torchrun"
+            )
+
+
+def _inspect_tasks(session: Any, folder: Path | None, ranks: Ranks) -> None:
     """Leaves out tasks whose gold is not right against itself; says and writes (`data.json`) what was left out."""
     from cothink.tasks import report
     from cothink.verify import check_golds
@@ -141,7 +176,7 @@ def _inspect_tasks(session: Any, folder: Path | None) -> None:
     found: dict[str, Any] = {}
     for name, tasks in session.tasks.items():
         loaded = report(tasks)
-        problems = check_golds(tasks)
+        problems = ranks.first(check_golds(tasks) if ranks.leads else [])
         bad = {line.partition(": gold ")[0] for line in problems}
         session.tasks[name] = [t for t in tasks if t.id not in bad]
         found[name] = {"tasks": len(session.tasks[name]), "loading": loaded.splitlines(), "bad_golds": problems}
@@ -150,7 +185,7 @@ def _inspect_tasks(session: Any, folder: Path | None) -> None:
         if len(problems) > 5:
             more = "" if folder is None else f", see {folder / 'data.json'}"
             session.say(f"tasks.{name}: left out {len(problems) - 5} more{more}")
-    if folder is not None:
+    if folder is not None and ranks.leads:
         write_atomic(folder / "data.json", json.dumps(found, indent=2, ensure_ascii=False))
 
 

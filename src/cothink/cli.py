@@ -48,13 +48,16 @@ def run(
     from cothink.recipe import Recipe
 
     loaded = Recipe.load(recipe, overrides or ())
-    for warning in rules.findings(loaded).warnings:
+    leads = os.environ.get("RANK", "0") == "0"  # of several processes, one speaks
+    for warning in rules.findings(loaded).warnings if leads else ():
         typer.echo(f"warning {warning}", err=True)
     from rich.console import Console
 
     from cothink import api
 
-    typer.echo(f"done: {api.run(loaded, out=out, console=Console()).folder}")
+    done = api.run(loaded, out=out, console=Console())
+    if leads:
+        typer.echo(f"done: {done.folder}")
 
 
 @app.command()
@@ -306,12 +309,19 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         code = app(arguments, standalone_mode=False) or 0
     except KeyboardInterrupt:
-        _leave(INTERRUPTED, "interrupted")
+        _leave(INTERRUPTED, _interrupted())
     except Exception as error:
         _leave(*_outcome(error))
     else:
         code = code if isinstance(code, int) else 0
-        _leave(code, "interrupted" if code == INTERRUPTED else "")  # some versions of typer catch Ctrl-C themselves
+        _leave(code, _interrupted() if code == INTERRUPTED else "")  # some versions of typer catch Ctrl-C themselves
+
+
+def _interrupted() -> str:
+    """What an interrupted process says; one of several was perhaps told to stop because another one is gone."""
+    if os.environ.get("WORLD_SIZE", "1") == "1":
+        return "interrupted"
+    return f"process {os.environ.get('RANK')} interrupted: by you, or by the launcher because another process has ended"
 
 
 def _outcome(error: Exception) -> tuple[int, str]:
@@ -319,7 +329,7 @@ def _outcome(error: Exception) -> tuple[int, str]:
     import traceback
 
     if isinstance(error, typer.Abort):  # what click makes of Ctrl-C
-        return INTERRUPTED, "interrupted"
+        return INTERRUPTED, _interrupted()
     show, code = getattr(error, "show", None), getattr(error, "exit_code", None)
     if callable(show) and isinstance(code, int):  # click's own errors, whichever click typer carries
         show()
@@ -327,7 +337,7 @@ def _outcome(error: Exception) -> tuple[int, str]:
     from cothink.resolve import RecipeError
 
     if isinstance(error, RecipeError):
-        return 2, f"recipe error\n{error}"
+        return 2, f"recipe error\n{error}" if os.environ.get("RANK", "0") == "0" else ""  # all of them read it
     if type(error).__module__.startswith("cothink."):  # our own errors say what to do; where they arose does not help
         return 1, f"error: {error}"
     storage = _storage(error)

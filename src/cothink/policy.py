@@ -16,11 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from cothink.attention import causal, flat
-from cothink.batch import Batch, microbatches, minibatches, pad, weights_for
+from cothink.batch import Batch, microbatches, minibatches, pad, shares, weights_for
 from cothink.logprobs import allowed_tokens, is_flat, token_logprobs
 from cothink.losses import merge
 from cothink.offpolicy import ess_fraction
 from cothink.oldprobs import with_old
+from cothink.ranks import Ranks
 from cothink.types import Sample
 
 LossFunction = Callable[..., tuple[Tensor, dict[str, tuple[float, float]]]]
@@ -69,6 +70,7 @@ class Policy:
     version: int = 0
     coarse: bool = False
     grammars: dict[str, Any] = field(default_factory=dict)
+    ranks: Ranks = field(default_factory=Ranks)
     _optimizer: torch.optim.Optimizer | None = None
     _scheduler: Any = None
     _reference: Any = None
@@ -176,7 +178,10 @@ class Policy:
         """One optimiser step on one mini-batch; nothing is applied unless loss and gradient are finite."""
         optimizer = self._ready()
         optimizer.zero_grad(set_to_none=True)
-        total = self.accumulate(mini, knobs, parts, check=check)
+        total: dict[str, tuple[float, float]] = {}
+        for found in self.ranks.gather(self.accumulate(mini, knobs, parts, check=check)):
+            merge(total, found)
+        self.ranks.add_gradients(self.parameters())
         norm = float(nn.utils.clip_grad_norm_(self.parameters(), self.settings.max_grad_norm))
         if math.isfinite(norm) and math.isfinite(total["loss"][0]):
             optimizer.step()
@@ -209,7 +214,7 @@ class Policy:
         in the weights, and neither computed nor in the other metrics (`tokens_skipped`).
 
         `parts` is the number of mini-batches that the planned units were dealt to; `check` compares the trainer's
-        log-probs with the engine's.
+        log-probs with the engine's. Several processes add the gradient and the metrics of their share each.
         """
         mini, masks = self.unforced(mini)
         planned = None if knobs.planned_units is None else knobs.planned_units / parts
@@ -224,12 +229,13 @@ class Policy:
         total: dict[str, tuple[float, float]] = {}
         place = {id(s): i for i, s in enumerate(mini)}
         needed = [s for s in mini if knobs.needs_reference or knobs.entropy_in_loss or any(s.advantages)]
-        skipped = sum(s.trained for s in mini) - sum(s.trained for s in needed)
+        skipped = sum(s.trained for s in mini) - sum(s.trained for s in needed) if self.ranks.leads else 0
         merge(total, {"loss": (0.0, 0.0), "tokens_computed": (0.0, 0.0), "tokens_skipped": (float(skipped), 0.0)})
         if not needed:  # an optimiser goes on by its momentum where the gradient is zero, not where there is none
             for p in self.parameters():
                 p.grad = torch.zeros_like(p) if p.grad is None else p.grad
-        for micro in microbatches(needed, knobs.microbatch_tokens, padded=not is_flat(self.model)):
+        mine = shares(needed, self.ranks.count)[self.ranks.number]
+        for micro in microbatches(mine, knobs.microbatch_tokens, padded=not is_flat(self.model)):
             batch = pad(micro, [weights[place[id(s)]] for s in micro]).to(self.device)
             allowed = allowed_tokens([masks.get(id(s)) for s in micro], batch)
             if knobs.needs_reference:

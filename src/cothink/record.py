@@ -101,7 +101,7 @@ class Run:
     It belongs to this process until `close`. `notes` say what was wrong with what was found.
     """
 
-    def __init__(self, folder: Path, recipe_text: str, seed: int):
+    def __init__(self, folder: Path, recipe_text: str, seed: int, processes: int = 1):
         self.folder = folder
         self.state: dict[str, Any] = {}
         self.notes: list[str] = []
@@ -113,12 +113,12 @@ class Run:
                 "for it, or give this run its own folder with --out"
             )
         try:
-            self._open(recipe_text, seed)
+            self._open(recipe_text, seed, processes)
         except BaseException:
             self._lock.close()
             raise
 
-    def _open(self, recipe_text: str, seed: int) -> None:
+    def _open(self, recipe_text: str, seed: int, processes: int) -> None:
         folder = self.folder
         known = folder / "recipe.yaml"
         if known.exists():
@@ -133,7 +133,7 @@ class Run:
         else:
             if (folder / "state.json").exists():
                 raise RunError(f"{folder} holds a checkpoint and no recipe.yaml: delete it, or name another with --out")
-            self._write_manifest(seed)
+            self._write_manifest(seed, processes)
             write_atomic(known, recipe_text)
         self._metrics = (folder / "metrics.jsonl").open("a", encoding="utf-8")
 
@@ -142,12 +142,13 @@ class Run:
         """The folder of checkpoints."""
         return self.folder / "checkpoints"
 
-    def _write_manifest(self, seed: int) -> None:
+    def _write_manifest(self, seed: int, processes: int) -> None:
         manifest = {
             "seed": seed,
             "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "commit": commit(),
             "command": sys.argv,
+            "processes": processes,
             "versions": versions(),
             "platform": platform.platform(),
         }
@@ -233,6 +234,11 @@ class Run:
         names = itertools.chain([plain], (f"{plain}-{k}" for k in itertools.count(1)))
         return next(n for n in names if n != self.state.get("checkpoint") and n not in taken)
 
+    def is_saved(self, state: Mapping[str, Any]) -> bool:
+        """Whether the current checkpoint holds this very state."""
+        name = self.state.get("checkpoint") or "none"
+        return self.state == {**state, "checkpoint": name} and (self.checkpoints / name).is_dir()
+
     def checkpoint(
         self,
         policies: Mapping[str, Any],
@@ -244,9 +250,8 @@ class Run:
 
         `name` is one that `free_name` gave.
         """
-        current = self.checkpoints / (self.state.get("checkpoint") or "none")
-        if self.state == {**state, "checkpoint": current.name} and current.is_dir():
-            return current  # this very state is saved already
+        if self.is_saved(state):
+            return self.checkpoints / self.state["checkpoint"]
         name = self.free_name(state["stage"], state["step"], keep) if name is None else name
         place, part = self.checkpoints / name, self.checkpoints / (name + ".part")
         shutil.rmtree(part, ignore_errors=True)
@@ -270,9 +275,13 @@ class Run:
         """Marks the run as stopped by its watch: it is not resumed before somebody has removed the mark."""
         write_atomic(self.folder / STOPPED, json.dumps(reason, indent=2))
 
+    def after(self, index: int) -> dict[str, Any]:
+        """The state in which the stages up to `index` are done."""
+        return {"stage": index + 1, "step": 0, "checkpoint": self.state.get("checkpoint")}
+
     def finish_stage(self, index: int) -> None:
         """Notes that stages up to `index` are done, so that a resumed run starts with the next one."""
-        self.state = {"stage": index + 1, "step": 0, "checkpoint": self.state.get("checkpoint")}
+        self.state = self.after(index)
         write_atomic(self.folder / "state.json", json.dumps(self.state, indent=2))
 
     def close(self) -> None:

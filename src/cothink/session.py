@@ -11,6 +11,7 @@ from typing import Any
 
 from cothink import models, wiring
 from cothink.parts import DPO, RL, SFT
+from cothink.ranks import Ranks
 from cothink.recipe import Recipe
 from cothink.record import Run
 from cothink.report.markup import visible
@@ -37,6 +38,7 @@ class Session:
     console: Any = None
     trackers: Any = None
     alone: Any = None
+    ranks: Ranks = field(default_factory=Ranks)
 
     @property
     def answering(self) -> Any:

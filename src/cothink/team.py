@@ -354,10 +354,12 @@ async def play(
     concurrency: int = 256,
     deadline: float | None = None,
     on_done: Callable[[int], None] | None = None,
+    share: bool = False,
 ) -> Played:
     """Plays all jobs, at most `concurrency` at once, each within `deadline` seconds of its own start.
 
-    A failed or late episode is left out and counted; when every episode fails by an error, the first error is raised.
+    A failed or late episode is left out and counted; when every episode fails by an error, the first error is raised,
+    unless the jobs are only a `share` of all.
     """
     jobs = list(jobs)
     gate = asyncio.Semaphore(concurrency)
@@ -393,6 +395,6 @@ async def play(
     episodes = tuple(r for r in results if isinstance(r, Episode))
     failures = tuple(r for r in results if isinstance(r, Failure))
     hard = [e for e in errors if not isinstance(e, TimeoutError)]
-    if jobs and not episodes and hard:
+    if jobs and not episodes and hard and not share:
         raise PlayError(f"all {len(jobs)} episodes failed; the first error: {hard[0]}") from hard[0]
     return Played(episodes, failures)

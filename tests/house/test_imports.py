@@ -43,7 +43,8 @@ ROOMS = {
     "engines": {"types", "chat", "engines", "attention", "batch", "grammar"},
     "grammar": {"types"},
     "oldprobs": {"types", "batch", "logprobs"},
-    "policy": {"types", "batch", "losses", "attention", "logprobs", "grammar", "offpolicy", "oldprobs"},
+    "ranks": set(),
+    "policy": {"types", "batch", "losses", "attention", "logprobs", "grammar", "offpolicy", "oldprobs", "ranks"},
 }
 # outside libraries a room may import at all; rooms not listed here are free
 LIBRARIES = {

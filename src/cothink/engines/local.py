@@ -92,7 +92,7 @@ class LocalEngine:
                 room,
                 answers,
                 self._stops[policy],
-                self._grammar(policy, sampling.schema),
+                None if sampling.schema is None else self.grammar(policy, sampling.schema),
                 future,
             )
         )
@@ -110,10 +110,8 @@ class LocalEngine:
             done.append(Completion(text, prompt_ids, ids, logprobs, answer.reason, version, schema=sampling.schema))  # type: ignore[arg-type]
         return done
 
-    def _grammar(self, policy: str, schema: str | None) -> Any:
-        """What a JSON schema allows, over the tokens of a policy; made once."""
-        if schema is None:
-            return None
+    def grammar(self, policy: str, schema: str) -> Any:
+        """What a JSON schema allows, over the tokens of a policy; made once, and known to the policy from then on."""
         if (policy, schema) not in self._grammars:
             from cothink.attention import head
             from cothink.grammar import Grammar

@@ -10,7 +10,7 @@ from typing import Any
 from cothink import credit, wiring
 from cothink.parts import RL
 from cothink.resolve import effective, resolve
-from cothink.rewards import RewardError, score
+from cothink.rewards import RewardError
 from cothink.session import Session
 from cothink.stages import actions, metrics
 from cothink.stages.playing import afresh, generated, play_tasks, prompted
@@ -50,14 +50,15 @@ async def gather(session: Session, stage: RL, index: int, here: Progress, reward
     while groups < stage.tasks_per_step and played_rows < most:
         want = min(stage.tasks_per_step if not groups else stage.tasks_per_step - groups, most - played_rows)
         rows = next_rows(session, stage, index, here, want, seen)
-        with bar(session.console, f"step {here.step + 1}/{stage.steps}", len(rows) * stage.episodes_per_task) as show:
+        plays = len(session.ranks.share(rows)) * stage.episodes_per_task
+        with bar(session.console, f"step {here.step + 1}/{stage.steps}", plays) as show:
             seed = (session.recipe.seed, "rl", index, here.step, played_rows)
-            played = await play_tasks(session, rows, stage.episodes_per_task, seed, on_done=show)
+            played = await play_tasks(session, rows, stage.episodes_per_task, seed, on_done=show, rewards=rewards)
         played_rows += len(rows)
         failures.update(f.kind for f in played.failures)
         _tell(session, here, played, len(rows) * stage.episodes_per_task)
         tokens += generated(played.episodes)
-        episodes = await score(played.episodes, rewards)
+        episodes = list(played.episodes)
         _some_reward(episodes, rewards)
         if solo is not None:
             episodes = await solo.set_against(session, stage, rows, seed, episodes)

@@ -23,7 +23,7 @@ WAVE = 4
 
 
 async def ready(
-    session: Session, stage: RL, index: int, here: Progress, order: Sequence[str], save: Callable[[], None]
+    session: Session, stage: RL, index: int, here: Progress, order: Sequence[str], save: Callable[..., None]
 ) -> bool:
     """Brings the stage to a phase that has rows left, filtering where one begins; False after the last phase.
 
@@ -35,8 +35,10 @@ async def ready(
         if phase.kept is None:
             try:
                 await _filter(session, stage, index, here, order[phase.number % len(order)])
-            finally:
-                save()
+            except BaseException:
+                save(together=False)
+                raise
+            save()
             if stage.token_budget is not None and here.tokens >= stage.token_budget:
                 return False
         if phase.cursor < stage.schedule.epochs * len(phase.kept or ()):
@@ -64,7 +66,8 @@ async def _filter(session: Session, stage: RL, index: int, here: Progress, learn
         rows = left[first : first + wave]
         engines = once(session.engines)
         afresh(session)
-        with bar(session.console, f"{title} {first + 1}-{first + len(rows)}/{len(left)}", len(rows) * plays) as show:
+        mine = len(session.ranks.share(rows)) * plays
+        with bar(session.console, f"{title} {first + 1}-{first + len(rows)}/{len(left)}", mine) as show:
             seed = (session.recipe.seed, "filter", index, phase.number)
             played = await play_tasks(
                 session, rows, plays, seed,
@@ -74,7 +77,8 @@ async def _filter(session: Session, stage: RL, index: int, here: Progress, learn
         for episode in played.episodes:
             right[episode.task.id].append(episode.accuracy or 0.0)
         phase.rates |= {name: sum(v) / len(v) if v else None for name, v in right.items()}
-        spent = generated(played.episodes) - sum(e.saved for e in {id(e): e for e in engines.values()}.values())
+        saved = sum(e.saved for e in {id(e): e for e in engines.values()}.values())
+        spent = generated(played.episodes) - sum(session.ranks.gather(saved))
         here.tokens += spent
         phase.counts["tokens"] = phase.counts.get("tokens", 0.0) + spent
     _close(stage, phase)

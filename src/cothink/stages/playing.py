@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from cothink.rewards import Reward, score
 from cothink.session import Session
 from cothink.team import Job, Played, play, stable_seed
-from cothink.types import Episode, Task
+from cothink.types import Episode, PlayError, Task
 from cothink.verify import averify_task
 
 
@@ -23,8 +24,11 @@ async def play_tasks(
     engines: Mapping[str, Any] | None = None,
     workflow: Any = None,
     on_done: Callable[[int], None] | None = None,
+    rewards: Sequence[Reward] = (),
 ) -> Played:
-    """Plays every task `episodes_per_task` times and grades each final text.
+    """Plays every task `episodes_per_task` times, grades each final text and gives out the rewards.
+
+    Several processes play whole tasks, each its share, and all get everything, in the order of one process.
 
     `temperature` overrides that of every role, or of the roles it names; `engines` and `workflow` stand in for the
     session's.
@@ -34,10 +38,12 @@ async def play_tasks(
     for name, heat in given.items():
         if heat is not None:
             roles[name] = replace(roles[name], sampling=replace(roles[name].sampling, temperature=heat))
+    ranks, team = session.ranks, session.recipe.team
     jobs = [
-        Job(task, f"{task.id}#{k}", stable_seed(seed, task.id, k)) for task in tasks for k in range(episodes_per_task)
+        Job(task, f"{task.id}#{k}", stable_seed(seed, task.id, k))
+        for task in ranks.share(tasks)
+        for k in range(episodes_per_task)
     ]
-    team = session.recipe.team
     played = await play(
         jobs,
         session.workflow if workflow is None else workflow,
@@ -46,8 +52,21 @@ async def play_tasks(
         concurrency=team.concurrency,
         deadline=team.deadline,
         on_done=on_done,
+        share=ranks.count > 1,
     )
-    return replace(played, episodes=tuple(await grade(played.episodes)))
+    played = replace(played, episodes=tuple(await score(await grade(played.episodes), rewards)))
+    return played if ranks.count == 1 else _whole(ranks.gather(played), tasks)
+
+
+def _whole(parts: Sequence[Played], tasks: Sequence[Task]) -> Played:
+    """Everybody's share in the order of the tasks; raises PlayError where every play failed, one by an error."""
+    place = {task.id: k for k, task in enumerate(tasks)}
+    episodes = sorted((e for part in parts for e in part.episodes), key=lambda e: place[e.task.id])
+    failures = sorted((f for part in parts for f in part.failures), key=lambda f: place[f.task])
+    errors = [f for f in failures if f.kind == "error"]
+    if errors and not episodes:
+        raise PlayError(f"all {len(failures)} episodes failed; the first error: {errors[0].message}")
+    return Played(tuple(episodes), tuple(failures))
 
 
 def afresh(session: Session) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from functools import cache, partial
 from typing import Any
 
 from cothink import counterfactual, credit
 from cothink.estimators import group_metrics
 from cothink.parts import RL
+from cothink.ranks import undisturbed
 from cothink.record import episode_row
 from cothink.samples import samples
 from cothink.session import Session, bound_estimator, bound_loss, bound_rewards, learners, learning_order
@@ -40,10 +42,7 @@ async def rl(session: Session, stage: RL, index: int) -> dict[str, Any]:
     rewards, estimator = bound_rewards(stage), bound_estimator(stage, here.memory)
     order = learning_order(session.trainable(), session.roles, stage)
     knobs = {name: _knobs(session, stage, name) for name in order}
-    for name in order:
-        if getattr(knobs[name], "needs_reference", False):
-            kept = None if session.run is None else session.run.folder / "reference" / f"stage{index:02d}"
-            session.policies[name].keep_reference(kept)
+    _keep_references(session, index, [n for n in order if getattr(knobs[n], "needs_reference", False)])
     save = partial(_checkpoint, session, index, here)
     guard = Guard(session, stage, index, here, order, save)
     best = Best(session, stage, index, here, order, save)
@@ -62,7 +61,7 @@ async def rl(session: Session, stage: RL, index: int) -> dict[str, Any]:
                 last |= await _evaluate(session, stage, index, here)
         except BaseException:
             _log(session, stage, index, here, last | guard.see(last))
-            save()
+            save(together=False)
             raise
         last |= guard.see(last)
         _log(session, stage, index, here, last)
@@ -87,7 +86,7 @@ async def _step(
     estimator: Any,
     order: Sequence[str],
     knobs: Mapping[str, Any],
-    save: Callable[[], Any],
+    save: Callable[..., Any],
 ) -> dict[str, Any]:
     """One step: gather and learn; returns its metrics."""
     started = time.monotonic()
@@ -99,7 +98,7 @@ async def _step(
         batch = await gather(session, stage, index, here, rewards)
     except BaseException:
         here.cursor, here.phase.cursor = before
-        save()
+        save(together=False)
         raise
     if stage.influence is not None and here.step % stage.influence.every == 0:  # by the weights that sampled
         found |= await causal.figures(session, batch.episodes[: stage.influence.episodes])
@@ -150,6 +149,9 @@ def _learn(
         figures |= metrics.of_advantages(scored, advantages, spoken, stage.loss)
     for name in learning:
         mine = [s for s in rows if s.policy == name]
+        if session.ranks.count > 1:  # another process may have sampled under a schema that none was needed for here
+            for schema in sorted({s.schema for s in mine if s.schema is not None}):
+                session.engines[name].grammar(name, schema)
         done = session.policies[name].update(
             mine, knobs=knobs[name], seed=stable_seed(session.recipe.seed, "update", index, here.step, name)
         )
@@ -210,17 +212,20 @@ def _spent(stage: RL, here: Progress) -> bool:
 
 async def _evaluate(session: Session, stage: RL, index: int, here: Progress) -> dict[str, Any]:
     assert stage.evaluate is not None
-    values, _ = await measure(
-        session,
-        stage.evaluate.on,
-        limit=stage.evaluate.limit,
-        episodes_per_task=1,
-        temperature=0.0,
-        seed=("during", session.recipe.seed, index),
-        title=f"test at step {here.step}",
-    )
-    session.say(f"  test: {sentence(values)}")
-    return {f"test/{k}": values[k] for k in ("accuracy", "low", "high", "n", "rounds")}
+    found: dict[str, Any] = {}
+    if session.ranks.leads:
+        values, _ = await measure(
+            session,
+            stage.evaluate.on,
+            limit=stage.evaluate.limit,
+            episodes_per_task=1,
+            temperature=0.0,
+            seed=("during", session.recipe.seed, index),
+            title=f"test at step {here.step}",
+        )
+        session.say(f"  test: {sentence(values)}")
+        found = {f"test/{k}": values[k] for k in ("accuracy", "low", "high", "n", "rounds")}
+    return session.ranks.first(found)
 
 
 def _log(session: Session, stage: RL, index: int, here: Progress, values: Mapping[str, Any]) -> None:
@@ -243,10 +248,31 @@ def _saved(session: Session, index: int) -> dict[str, Any]:
     return dict(state.get("progress", {})) if state.get("stage") == index else {}
 
 
-def _checkpoint(session: Session, index: int, here: Progress, name: str | None = None) -> None:
-    """Saves the stage as it stands; before the first step there is nothing to save but what a filter found."""
+def _keep_references(session: Session, index: int, names: Sequence[str]) -> None:
+    """Freezes the weights that KL terms measure from; the leading process writes what the others then read."""
+    kept = None if session.run is None else session.run.folder / "reference" / f"stage{index:02d}"
+    for turn in (True, False):
+        for name in names if session.ranks.leads is turn else ():
+            session.policies[name].keep_reference(kept)
+        session.ranks.wait()
+
+
+def _checkpoint(
+    session: Session, index: int, here: Progress, name: str | None = None, *, together: bool = True
+) -> None:
+    """Saves the stage as it stands; before the first step there is nothing to save but what a filter found.
+
+    Several processes save `together`. When something went wrong, the others may be gone: then the leading one saves
+    what it has, alone.
+    """
     nothing = here.step == 0 and name is None and not here.phase.counts and not here.phase.rates
     if session.run is None or nothing:
         return
     state = {"stage": index, "step": here.step, "progress": here.saved()}
-    session.run.checkpoint(session.policies, state, here.kept, name)
+    ranks = session.ranks
+    if together:
+        session.run.checkpoint(session.policies, state, here.kept, name)
+        ranks.wait()
+    elif ranks.leads:
+        with undisturbed() if ranks.count > 1 else nullcontext():
+            session.run.checkpoint(session.policies, state, here.kept, name)
