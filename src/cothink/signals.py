@@ -28,7 +28,7 @@ class Signal:
 
     name: str
     key: str
-    measure: Literal["level", "rise", "start", "best", "drop", "median", "mean"]
+    measure: Literal["level", "rise", "start", "first", "best", "drop", "median", "mean"]
     warn: float | None
     stop: float | None
     patience: int = 1
@@ -51,18 +51,24 @@ SIGNALS: tuple[Signal, ...] = (
     Signal("unfinished", "unfinished", "rise", 0.15, 0.50, back=False),
     Signal("mask_full", "mask_capped", "level", 0.5, None, back=False, warn_patience=20),
     Signal("early_finish", "early_finish", "level", 0.2, 0.6),
+    Signal("lazy", "solo/gain", "mean", 0.02, 0.0, 21, below=True),
+    Signal("unheard", "{role}/influence", "first", 0.25, 0.10, below=True),
     Signal("void", "{role}/void", "rise", 0.05, 0.20),
     Signal("shorter", "{role}/tokens_per_turn", "start", 0.5, 0.2, below=True, falling=True),
     Signal("entropy_low", "{role}/sampled_entropy", "start", 0.3, 0.05, below=True, falling=True),
     Signal("entropy_high", "{role}/sampled_entropy", "start", 2.0, 4.0, falling=True),
     Signal("update_kl", "{policy}/kl_update", "level", None, 0.1),
     Signal("reference_kl", "{policy}/kl_ref_k3", "level", 0.1, 1.0, falling=True),
+    Signal("mismatch", "{policy}/mismatch", "level", 1e-3, 1e-2, back=False),
+    Signal("ess", "{policy}/ess_fraction", "level", 0.5, 0.1, below=True, back=False),
     Signal("clipped", "{policy}/clip_fraction", "level", 0.2, 0.5, back=False),
     Signal("repeated", "{role}/repeated", "rise", 0.02, 0.20),
     Signal("net_push", "{role}/net_push", "mean", 0.1, 0.3, back=False),
 )  # fmt: skip
 """The signals that a step's figures show. `rise` is measured from the start value, so that a task whose good answers
-repeat words, or a team that starts out unfinished, is judged by what changes."""
+repeat words, or a team that starts out unfinished, is judged by what changes. 21 means of ten steps hold three that
+share no step. A gap between engine and trainer is nothing to go back from: where both are one code path, the first
+update is refused."""
 
 BESIDE = ("accuracy", "required_rounds", "test/high")
 """Figures that some signals compare with."""
@@ -71,6 +77,7 @@ _WORDS = {
     "level": "is",
     "rise": "rose by",
     "start": "over its start is",
+    "first": "over its first value is",
     "best": "over its best is",
     "drop": "lies below its best by the share",
     "median": "over its usual value is",
@@ -164,9 +171,7 @@ class Watch:
 
     def _remember(self, figures: Mapping[str, Any], memory: Memory) -> set[str]:
         keys = {key for signal in SIGNALS for key, _ in self._subjects(signal)}
-        fresh = {
-            k for k in (*keys, "accuracy", "required_rounds", "test/high") if isinstance(figures.get(k), int | float)
-        }
+        fresh = {k for k in (*keys, *BESIDE) if isinstance(figures.get(k), int | float)}
         for key in fresh:
             value = float(figures[key])
             memory.series.setdefault(key, []).append(round(value, 6) if math.isfinite(value) else None)
@@ -246,6 +251,8 @@ def measured(measure: str, series: Sequence[float | None], below: bool = False) 
         return [None if r is None or v is None or usual <= 0 else min(r, v / usual) for r, v in zip(ratios, series)]
     if measure == "best":
         return [v / best if (best := max(plain[: k + 1])) > 0 else None for k, v in enumerate(plain)]
+    if measure == "first":  # what is measured every so many steps has no ten values to begin with
+        return [v / plain[0] if plain[0] > 0 else None for v in plain]
     if len(plain) <= START:
         return [None] * len(plain)
     mean = math.fsum(plain[:START]) / START

@@ -14,7 +14,8 @@ HEALTHY = {
     "one_round": 0.1, "required_rounds": 2.0, "unfinished": 0.1, "mask_capped": 0.0, "early_finish": 0.0,
     "meta/void": 0.0, "meta/tokens_per_turn": 40.0, "meta/sampled_entropy": 1.0, "main/kl_update": 1e-4,
     "main/kl_ref_k3": 0.01, "main/clip_fraction": 0.05, "meta/repeated": 0.05, "meta/net_push": 0.01,
-    "test/accuracy": 0.5, "test/high": 0.6,
+    "test/accuracy": 0.5, "test/high": 0.6, "solo/gain": 0.1, "meta/influence": 2.0, "main/mismatch": 1e-4,
+    "main/ess_fraction": 0.95,
 }  # fmt: skip
 
 
@@ -48,6 +49,10 @@ def turning(at=30, steps=80, **changed):
         ("unfinished", {"unfinished": 0.65}, None, 30),
         ("mask_full", {"mask_capped": 1.0}, 49, None),
         ("early_finish", {"early_finish": 0.3}, 30, None),
+        # with n bad ones the mean of ten steps is .1 - .012 n: below .02 at the 7th, below 0 from the 9th on
+        ("lazy", {"solo/gain": -0.02}, 36, 37 + 21),
+        ("unheard", {"meta/influence": 0.4}, 30, None),
+        ("unheard", {"meta/influence": 0.1}, None, 30),
         ("void", {"meta/void": 0.1}, 30, None),
         ("void", {"meta/void": 0.3}, None, 30),
         ("shorter", {"meta/tokens_per_turn": 7.0, "reward": 0.1}, None, 30),
@@ -55,6 +60,10 @@ def turning(at=30, steps=80, **changed):
         ("entropy_high", {"meta/sampled_entropy": 2.5, "reward": 0.1}, 30, None),
         ("update_kl", {"main/kl_update": 0.2}, None, 30),
         ("reference_kl", {"main/kl_ref_k3": 0.5, "reward": 0.1}, 30, None),
+        ("mismatch", {"main/mismatch": 0.002}, 30, None),
+        ("mismatch", {"main/mismatch": 0.02}, None, 30),
+        ("ess", {"main/ess_fraction": 0.4}, 30, None),
+        ("ess", {"main/ess_fraction": 0.05}, None, 30),
         ("clipped", {"main/clip_fraction": 0.3}, 30, None),
         ("repeated", {"meta/repeated": 0.3}, None, 30),
         # the mean of ten steps passes .1 at the 3rd step of .4 and .3 at the 8th

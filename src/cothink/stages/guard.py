@@ -14,7 +14,9 @@ from cothink.stages.rows import Progress
 KEEP_GOOD = 3
 QUIET = 20
 """Steps for which a signal that was acted on is not heard again."""
-COLLAPSE = ("reward_drop", "test_drop", "flat_groups", "fewer_rounds", "one_round", "gradient")
+COLLAPSE = (
+    "reward_drop", "test_drop", "flat_groups", "fewer_rounds", "one_round", "gradient", "lazy", "unheard",
+)  # fmt: skip
 """Signals whose stop means a collapsed run (spec/credit.md 7)."""
 
 
