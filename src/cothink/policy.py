@@ -6,7 +6,7 @@ import contextlib
 import copy
 import math
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from cothink.attention import causal, flat
 from cothink.batch import Batch, microbatches, minibatches, pad, shares, weights_for
+from cothink.finite import BAD_UPDATES, TrainingError, diagnosis
 from cothink.logprobs import allowed_tokens, is_flat, token_logprobs
 from cothink.losses import merge
 from cothink.offpolicy import ess_fraction
@@ -26,11 +27,8 @@ from cothink.types import Sample
 
 LossFunction = Callable[..., tuple[Tensor, dict[str, tuple[float, float]]]]
 ENGINE_GAP = 1e-2  # engine and trainer are one code path in fp32: a larger gap in log-prob is a bug, not noise
-BAD_UPDATES = 3  # updates in a row whose loss or gradient is not finite, before the run is stopped
-
-
-class TrainingError(RuntimeError):
-    """Training cannot go on: non-finite gradients, or engine and trainer disagree."""
+LOOK = "rewards and advantages of the last step's episodes"
+CURE = "a lower learning_rate, loss.log_ratio_max or float32 weights"
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,19 +189,10 @@ class Policy:
             self._bad += 1
             total["skipped_updates"] = (1.0, 1.0)
             if self._bad >= BAD_UPDATES:
-                raise TrainingError(f"policy {self.name}: {self._diagnosis(total)}")
+                said = diagnosis(self.parameters(), total["loss"][0], LOOK, CURE)
+                raise TrainingError(f"policy {self.name}: {said}")
         optimizer.zero_grad(set_to_none=True)
         return total, norm
-
-    def _diagnosis(self, total: Mapping[str, tuple[float, float]]) -> str:
-        """Where numbers stopped being finite, and what usually helps."""
-        said = f"{BAD_UPDATES} updates in a row had a non-finite loss or gradient; none was applied"
-        if any(not bool(p.isfinite().all()) for p in self.parameters()):
-            return f"{said}. Its weights are not finite themselves: start again from a checkpoint that is"
-        if not math.isfinite(total["loss"][0]):
-            return f"{said}. The loss is {total['loss'][0]}: look at rewards and advantages of the last step's episodes"
-        cure = "a lower learning_rate, loss.log_ratio_max or float32 weights usually help"
-        return f"{said}. The loss is finite, its gradient is not: {cure}"
 
     def accumulate(
         self, mini: Sequence[Sample], knobs: Knobs, parts: int = 1, *, check: bool = False

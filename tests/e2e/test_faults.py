@@ -23,8 +23,8 @@ from safetensors import SafetensorError
 import cothink
 from cothink import seal, verify
 from cothink.cli import _outcome
+from cothink.finite import TrainingError
 from cothink.loading import ModelError
-from cothink.policy import TrainingError
 from cothink.record import RunError, last_checkpoint
 from cothink.rewards import RewardError
 from cothink.stages.guard import Collapse

@@ -13,11 +13,12 @@ import torch
 
 from cothink import logprobs, losses
 from cothink.batch import pad, weights_for
+from cothink.finite import TrainingError
 from cothink.loading import load_policies
 from cothink.offpolicy import ess_fraction
 from cothink.oldprobs import with_old
 from cothink.parts import PolicyPart
-from cothink.policy import Knobs, TrainingError, rate
+from cothink.policy import Knobs, rate
 from cothink.types import Sample
 
 

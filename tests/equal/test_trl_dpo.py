@@ -14,7 +14,10 @@ import torch
 
 pytest.importorskip("trl")
 
+from trl.trainer.dpo_trainer import DPOTrainer
+
 from cothink import api, record, store
+from cothink.finite import TrainingError
 from cothink.loading import load_policies
 from cothink.parts import DPO, PolicyPart
 from cothink.recipe import Recipe
@@ -402,3 +405,26 @@ def test_a_sampling_copy_follows_a_replaced_adapter(tiny_folder):
     for name, value in (("a", 0.25), ("b", 0.5)):
         mine = [p for n, p in copied.model.named_parameters() if f".policy-{name}." in n]
         assert mine and all(bool((p == value).all()) for p in mine)
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_an_update_of_dpo_that_is_not_finite_is_left_out_and_three_end_the_stage(
+    tiny_folder, tmp_path, forest, monkeypatch, times
+):
+    compute, count = DPOTrainer.compute_loss, [0]
+
+    def compute_loss(self, *args, **kwargs):
+        count[0] += self.is_in_train  # the check of the start costs no update
+        return compute(self, *args, **kwargs) * (math.nan if 2 <= count[0] < 2 + times else 1.0)
+
+    monkeypatch.setattr(DPOTrainer, "compute_loss", compute_loss)
+    options = {"max_steps": 4, "pairs_per_step": 4, "microbatch_pairs": 4}
+    if times == 3:
+        with pytest.raises(TrainingError, match=r"The loss is nan: look at the \d+ pairs and their reference"):
+            run(tiny_folder, tmp_path / "run", **options)
+        return
+    rows = run(tiny_folder, tmp_path / "run", **options)
+    assert [row.get("shared/skipped_updates", 0) for row in rows] == [0, 1, 0, 0]
+    assert math.isnan(rows[1]["shared/loss"]) and all(
+        bool(t.isfinite().all()) for t in weights(tmp_path / "run").values()
+    )

@@ -44,8 +44,10 @@ ROOMS = {
     "grammar": {"types"},
     "oldprobs": {"types", "batch", "logprobs"},
     "ranks": set(),
-    "policy": {"types", "batch", "losses", "attention", "logprobs", "grammar", "offpolicy", "oldprobs", "ranks"},
-}
+    "finite": set(),
+    "policy": {"types", "batch", "losses", "attention", "logprobs", "grammar", "offpolicy", "oldprobs", "ranks",
+               "finite"},
+}  # fmt: skip
 # outside libraries a room may import at all; rooms not listed here are free
 LIBRARIES = {
     **dict.fromkeys(

@@ -20,7 +20,7 @@ from cothink.recipe import Recipe
 from cothink.resolve import bind
 from cothink.session import Session
 from cothink.sft_rules import passes, taught
-from cothink.stages import trl_bridge, trl_pairs
+from cothink.stages import trl_bridge, trl_pairs, trl_skip
 from cothink.stages.lessons import DataShort, card, export, log, refuse_test_rows, stores, workplace
 from cothink.stages.progress import bar
 from cothink.team import stable_seed
@@ -43,6 +43,7 @@ FIGURES = {
     "mean_token_accuracy": "token_accuracy",
     "entropy": "entropy",
     "epoch": "epoch",
+    "skipped_updates": "skipped_updates",
 }
 """What a trainer calls a figure, and what the metrics call it (after the policy's name)."""
 
@@ -226,6 +227,7 @@ def train(
         each = math.ceil(len(contest.rows) / stage.pairs_per_step)
         total = stage.max_steps or math.ceil(each * passes(stage.epochs, len(contest.rows)))
         start = _start(trainer, policy, contest)
+        trl_skip.broken_updates(trainer, policy.name, f"the {len(contest.rows):,} pairs and their reference log-probs")
         trainer.add_callback(trl_bridge.follower(report, dict, each))
         with bar(shown[0], shown[1], total) as advance:
             if advance is not None:

@@ -16,7 +16,7 @@ from cothink.recipe import Recipe
 from cothink.resolve import bind, resolve
 from cothink.session import Session
 from cothink.sft_rules import passes, taught
-from cothink.stages import trl_bridge
+from cothink.stages import trl_bridge, trl_skip
 from cothink.stages.lessons import DataShort, card, export, log, refuse_test_rows, stores, workplace
 from cothink.stages.progress import bar
 from cothink.team import stable_seed
@@ -31,6 +31,7 @@ FIGURES = {
     "mean_token_accuracy": "token_accuracy",
     "entropy": "entropy",
     "epoch": "epoch",
+    "skipped_updates": "skipped_updates",
 }
 """What a trainer calls a figure, and what the metrics call it (after the policy's name)."""
 
@@ -247,6 +248,7 @@ def _train(
         trainer.remove_callback(PrinterCallback)
         each = math.ceil(len(trainer.train_dataset) / stage.rows_per_step)  # type: ignore[arg-type]
         total = stage.max_steps or math.ceil(each * epochs)
+        trl_skip.broken_updates(trainer, name, f"the {len(rows):,} rows it learns from")
         trainer.add_callback(trl_bridge.follower(report, measure, each))
         with bar(session.console, f"sft of {name}", total) as advance:
             if advance is not None:
