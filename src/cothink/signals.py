@@ -12,6 +12,8 @@ from cothink.watch import drawdown, gradient_norms, smooth
 
 START = 10
 """Steps whose mean is a series' start value."""
+FEW = 5
+"""Values whose mean is compared where a figure is measured every so many steps, of some plays: one alone is noise."""
 NOISE = 7.0
 """A fall must also exceed this many standard errors of the smoothed series: chance alone puts the highest of some
 hundred smoothed values about six above a later one (400 steps at a spread of .15: 33 % false alarms at 6, 5 % at 7)."""
@@ -28,7 +30,7 @@ class Signal:
 
     name: str
     key: str
-    measure: Literal["level", "rise", "start", "first", "best", "drop", "median", "mean"]
+    measure: Literal["level", "rise", "start", "few", "best", "drop", "median", "mean"]
     warn: float | None
     stop: float | None
     patience: int = 1
@@ -52,7 +54,7 @@ SIGNALS: tuple[Signal, ...] = (
     Signal("mask_full", "mask_capped", "level", 0.5, None, back=False, warn_patience=20),
     Signal("early_finish", "early_finish", "level", 0.2, 0.6),
     Signal("lazy", "solo/gain", "mean", 0.02, 0.0, 21, below=True),
-    Signal("unheard", "{role}/influence", "first", 0.25, 0.10, below=True),
+    Signal("unheard", "{role}/influence", "few", 0.25, 0.10, below=True),
     Signal("void", "{role}/void", "rise", 0.05, 0.20),
     Signal("shorter", "{role}/tokens_per_turn", "start", 0.5, 0.2, below=True, falling=True),
     Signal("entropy_low", "{role}/sampled_entropy", "start", 0.3, 0.05, below=True, falling=True),
@@ -77,7 +79,7 @@ _WORDS = {
     "level": "is",
     "rise": "rose by",
     "start": "over its start is",
-    "first": "over its first value is",
+    "few": "of the last five over the first five is",
     "best": "over its best is",
     "drop": "lies below its best by the share",
     "median": "over its usual value is",
@@ -251,8 +253,9 @@ def measured(measure: str, series: Sequence[float | None], below: bool = False) 
         return [None if r is None or v is None or usual <= 0 else min(r, v / usual) for r, v in zip(ratios, series)]
     if measure == "best":
         return [v / best if (best := max(plain[: k + 1])) > 0 else None for k, v in enumerate(plain)]
-    if measure == "first":  # what is measured every so many steps has no ten values to begin with
-        return [v / plain[0] if plain[0] > 0 else None for v in plain]
+    if measure == "few":
+        means = [math.fsum(plain[max(0, k + 1 - FEW) : k + 1]) / FEW for k in range(len(plain))]
+        return [m / means[FEW - 1] if k >= FEW and means[FEW - 1] > 0 else None for k, m in enumerate(means)]
     if len(plain) <= START:
         return [None] * len(plain)
     mean = math.fsum(plain[:START]) / START
@@ -263,18 +266,19 @@ def measured(measure: str, series: Sequence[float | None], below: bool = False) 
         return [v / start if start > 0 else None for v in plain]
     if measure == "mean":
         return [math.fsum(plain[max(0, k - 9) : k + 1]) / min(10, k + 1) for k in range(len(plain))]
-    return _fall(mean, plain[START:])
+    return _fall(mean, plain)
 
 
 def _fall(start: float, series: Sequence[float], rate: float = 0.1) -> list[float | None]:
     """Drawdown of the smoothed series, which begins at its start value; None where it may be noise."""
-    line = [start, *series]
+    line = [start, *series[START:]]
     levels, falls = smooth(line, rate), drawdown(line, rate=rate).values
-    jumps = [abs(x - before) for x, before in zip(line[1:], levels)]
+    # With those of the start: where a run breaks soon, the jumps of its fall alone would pass for noise.
+    jumps = [abs(x - start) for x in series[:START]] + [abs(x - before) for x, before in zip(line[1:], levels)]
     found: list[float | None] = []
     for k in range(1, len(line)):
         # A normal series' median jump is 0.67 standard deviations; smoothing leaves sqrt(rate / (2 - rate)) of one.
-        noise = median(jumps[max(0, k - 50) : k]) / 0.6745 * math.sqrt(rate / (2 - rate))
+        noise = median(jumps[: START + k][-50:]) / 0.6745 * math.sqrt(rate / (2 - rate))
         found.append(falls[k] if max(levels[: k + 1]) - levels[k] > NOISE * noise else None)
     return found
 

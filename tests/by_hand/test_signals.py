@@ -51,8 +51,9 @@ def turning(at=30, steps=80, **changed):
         ("early_finish", {"early_finish": 0.3}, 30, None),
         # with n bad ones the mean of ten steps is .1 - .012 n: below .02 at the 7th, below 0 from the 9th on
         ("lazy", {"solo/gain": -0.02}, 36, 37 + 21),
-        ("unheard", {"meta/influence": 0.4}, 30, None),
-        ("unheard", {"meta/influence": 0.1}, None, 30),
+        # with n bad ones the mean of five is 2 - .32 n, or 2 - .38 n, over 2
+        ("unheard", {"meta/influence": 0.4}, 34, None),
+        ("unheard", {"meta/influence": 0.1}, 33, 34),
         ("void", {"meta/void": 0.1}, 30, None),
         ("void", {"meta/void": 0.3}, None, 30),
         ("shorter", {"meta/tokens_per_turn": 7.0, "reward": 0.1}, None, 30),
