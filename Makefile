@@ -7,7 +7,7 @@ MODEL ?= builtin:tiny
 BIN = $(VENV)/bin
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: install demo demo-malt test test-all test-vllm test-dist chaos bench lint clean
+.PHONY: install demo demo-malt test test-all test-vllm test-dist test-ray chaos bench lint clean
 
 install: $(VENV)/installed
 
@@ -48,6 +48,10 @@ test-vllm: $(VENV)-vllm/installed
 
 test-dist: $(VENV)/installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m dist tests/dist
+
+test-ray: $(VENV)/installed-dev
+	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[ray]"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m pool tests/pool
 
 chaos: $(VENV)/installed-dev
 	$(BIN)/python bench/chaos.py --seed $(SEED)

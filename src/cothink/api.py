@@ -107,6 +107,9 @@ async def _run(recipe: Recipe, folder: Path, console: Any, ranks: Ranks) -> RunR
         session.run, session.console, session.ranks = record, console, ranks
         for policy in session.policies.values():
             policy.ranks = ranks
+        for engine in session.engines.values():
+            if hasattr(engine, "say"):
+                engine.say = session.say
         named = recipe.trackers if ranks.leads else ()
         session.trackers = Trackers(named, folder / "trackers", recipe.name, recipe.model_dump(), session.say)
         _inspect_tasks(session, folder, ranks)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Generator, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from cothink import models
-from cothink.resolve import Problem
+from cothink.resolve import Problem, RecipeError, bind, effective, options_of, resolve, unknown
 
 if TYPE_CHECKING:
     from cothink.recipe import Recipe
@@ -23,11 +23,36 @@ OF_THIS_PROCESS = (
 
 
 def findings(recipe: Recipe) -> Iterator[Problem]:
-    """The problems of `engine: vllm`; other engines hold whatever the policies are."""
-    if recipe.engine.name == "vllm":
+    """The problems of `engine: vllm`, and of `ray` around another; `local` holds whatever the policies are."""
+    name, given = recipe.engine.name, recipe.engine.options
+    if name == "ray":
+        name, given = yield from _workers(given)
+    if name == "vllm":
         yield from _one_model(recipe)
-        yield from _options(recipe)
-        yield from _served(recipe)
+        yield from _options(given)
+        yield from _served(recipe, given)
+
+
+def _workers(given: Mapping[str, Any]) -> Generator[Problem, None, tuple[str, Mapping[str, Any]]]:
+    """A pool's own settings; returns the inner engine with its options."""
+    pool = resolve("engine", "ray")
+    own, seen = options_of(pool), effective(pool, bind(pool, given, "engine").keywords)  # type: ignore[attr-defined]
+    inner, rest = seen["inner"], {k: v for k, v in given.items() if k not in own}
+    for name, least in (("workers", 1), ("cpus", 0), ("gpus", 0)):
+        if seen[name] < least:
+            yield Problem(f"engine.{name}", f"{seen[name]} is less than {least}", f"{name}: {least or 1}", code="E23")
+    if "server" in rest:
+        what = "workers of a pool have their own vLLM each; a server is one engine for all"
+        yield Problem("engine.server", what, "engine: {name: vllm, server: ...}, or remove it", code="E23")
+        return inner, {}
+    function = resolve("engine", inner)
+    for name in (n for n in rest if n not in options_of(function)):
+        yield unknown(f"engine.{name}", f"option of engines ray and {inner}", name, [*own, *options_of(function)])
+    try:
+        bind(function, {k: v for k, v in rest.items() if k in options_of(function)}, "engine")
+    except RecipeError as error:
+        yield from error.problems
+    return inner, rest
 
 
 def _one_model(recipe: Recipe) -> Iterator[Problem]:
@@ -46,9 +71,9 @@ def _one_model(recipe: Recipe) -> Iterator[Problem]:
         yield Problem(f"policies.{name}", what, fix, code="E23")
 
 
-def _options(recipe: Recipe) -> Iterator[Problem]:
+def _options(given: Mapping[str, Any]) -> Iterator[Problem]:
     """Settings that mean nothing: a server has its own."""
-    given, server = recipe.engine.options, recipe.engine.options.get("server")
+    server = given.get("server")
     idle = OF_A_SERVER if server is None else OF_THIS_PROCESS
     for name in (n for n in idle if n in given):
         what = "is of requests to a server" if server is None else "is the server's to know: an option of vllm serve"
@@ -58,9 +83,9 @@ def _options(recipe: Recipe) -> Iterator[Problem]:
         yield Problem("engine.server", f"{server!r} is no address", "http://host:port", code="E23")
 
 
-def _served(recipe: Recipe) -> Iterator[Problem]:
+def _served(recipe: Recipe, given: Mapping[str, Any]) -> Iterator[Problem]:
     """A server takes new adapters while it runs, not new full weights."""
-    for name in sorted(_learning(recipe)) if recipe.engine.options.get("server") is not None else ():
+    for name in sorted(_learning(recipe)) if given.get("server") is not None else ():
         if recipe.policies[name].lora_r is None:
             what = "a vLLM server takes new adapters, not new full weights"
             yield Problem(f"policies.{name}", what, "lora_r: 16, or an engine without server", code="E23")

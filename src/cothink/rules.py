@@ -213,9 +213,8 @@ def _weights(s: _Spot) -> Iterator[Problem]:
         if role.top_p < 1 or role.top_k > 0:
             what = "log-probs of a cut distribution are not those that are trained"
             fine = s.recipe.engine.options.get("dtype") != "bfloat16"
-            strict = (
-                s.recipe.engine.name in ("local", "vllm") and fine and s.recipe.policies[role.policy].dtype == "float32"
-            )
+            ours = s.recipe.engine.name in ("local", "vllm", "ray")
+            strict = ours and fine and s.recipe.policies[role.policy].dtype == "float32"
             what += "; the trainer refuses the first update" if strict else ""
             yield Problem(f"team.roles.{name}", what, "top_p: 1.0 and top_k: 0", code="E22" if strict else "W12")
         if role.temperature == 0:

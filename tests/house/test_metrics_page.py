@@ -16,6 +16,7 @@ RARE = {
     "failed/NAME", "required_rounds", "early_finish", "watch", "watch/action", "POLICY/skipped_updates",
     "solo/accuracy", "solo/gain", "POLICY/offpolicy_fraction", "POLICY/ROLE/offpolicy_fraction",
     "action/NAME/level", "action/NAME/share", "action/NAME/count",
+    "engine/workers_lost", "engine/asked_again", "engine/staleness",
     "accuracy_low", "accuracy_high", "reward_low", "reward_high", "ROLE/reward_low", "ROLE/reward_high",
 }  # fmt: skip
 """Keys of things that do not happen in these runs; other tests make them happen."""

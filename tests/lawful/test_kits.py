@@ -107,12 +107,24 @@ def vllm(folder: Path):
         return resolve("engine", "vllm")(loaded)
 
 
+def ray(folder: Path):
+    import fake_ray
+
+    from cothink.loading import load_policies
+    from cothink.parts import PolicyPart
+
+    loaded = load_policies({"main": PolicyPart(model="tiny", lora_r=4)}, lambda name: folder)
+    with fake_ray.installed():
+        return resolve("engine", "ray")(loaded)
+
+
 ENGINES = {
     "scripted": lambda folder: scripted.engine(lambda call: "\\boxed{4}"),
     "table": lambda folder: table.engine({"main": ("\\boxed{1}", "\\boxed{2}", "\\boxed{3}")}),
     "local": local,
     "openai": lambda folder: openai(),
     "vllm": vllm,
+    "ray": ray,
 }
 
 

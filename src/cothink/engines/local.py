@@ -113,12 +113,8 @@ class LocalEngine:
     def grammar(self, policy: str, schema: str) -> Any:
         """What a JSON schema allows, over the tokens of a policy; made once, and known to the policy from then on."""
         if (policy, schema) not in self._grammars:
-            from cothink.attention import head
-            from cothink.grammar import Grammar
-
             owner = self.policies[policy]
-            width = head(owner.model).weight.shape[0]
-            made = Grammar(owner.tokenizer, schema, size=width, stop_ids=self._codecs[policy].stop_ids)
+            made = grammar_of(owner, self._codecs[policy], schema)
             self._grammars[policy, schema] = owner.grammars[schema] = made
         return self._grammars[policy, schema]
 
@@ -180,6 +176,14 @@ def codec_of(policy: Policy) -> TemplateCodec:
     extra = () if eos is None else (eos,) if isinstance(eos, int) else tuple(eos)
     known = policy.model.get_input_embeddings().weight.shape[0]
     return TemplateCodec(policy.tokenizer, extra_stop_ids=extra, vocabulary=known)
+
+
+def grammar_of(policy: Policy, codec: TemplateCodec, schema: str) -> Any:
+    """What a JSON schema allows over the tokens of a policy; every end token of its codec may end a text."""
+    from cothink.attention import head
+    from cothink.grammar import Grammar
+
+    return Grammar(policy.tokenizer, schema, size=head(policy.model).weight.shape[0], stop_ids=codec.stop_ids)
 
 
 def engine(

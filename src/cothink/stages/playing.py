@@ -80,6 +80,12 @@ def afresh(session: Session) -> None:
             forget()
 
 
+def engine_figures(session: Session) -> dict[str, float]:
+    """What engines count about themselves since they were last asked."""
+    engines = {id(e): e for e in session.engines.values()}.values()
+    return {key: value for e in engines if hasattr(e, "figures") for key, value in e.figures().items()}
+
+
 async def grade(episodes: Iterable[Episode]) -> list[Episode]:
     """The episodes with accuracy (1 right, 0 anything else) and verdict of their final text."""
 

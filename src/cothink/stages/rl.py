@@ -22,6 +22,7 @@ from cothink.stages.evaluate import measure, sentence
 from cothink.stages.gather import Gathered, gather
 from cothink.stages.guard import Guard
 from cothink.stages.phases import figures, ready
+from cothink.stages.playing import engine_figures
 from cothink.stages.rows import Progress, grown
 from cothink.team import stable_seed
 from cothink.types import Episode, ScoredTurn
@@ -103,6 +104,7 @@ async def _step(
     if stage.influence is not None and here.step % stage.influence.every == 0:  # by the weights that sampled
         found |= await causal.figures(session, batch.episodes[: stage.influence.episodes])
     gathered = time.monotonic()
+    found |= engine_figures(session)
     found |= _learn(session, stage, index, here, batch, estimator, learning, knobs)
     if here.bound is not None:
         found["curriculum/most"] = here.bound
