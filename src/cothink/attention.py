@@ -262,7 +262,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, who: Bucket, scale: float) -> Tensor
     many = heads // groups
     # Query heads that read the same keys stand beside each other as more queries: nothing of the keys is repeated.
     folded = q.view(n, wide, groups, many, size).permute(0, 2, 3, 1, 4).reshape(n, groups, many * wide, size)
-    mask = who.wide(many, q.dtype)
+    # Autocast would convert the mask anew in every layer, and keep each copy for the backward pass.
+    narrow = torch.is_autocast_enabled(q.device.type)
+    mask = who.wide(many, torch.get_autocast_dtype(q.device.type) if narrow else q.dtype)
     out = F.scaled_dot_product_attention(folded, k.transpose(1, 2), v.transpose(1, 2), attn_mask=mask, scale=scale)
     return out.view(n, groups, many, wide, -1).permute(0, 3, 1, 2, 4).reshape(n, wide, heads, -1)
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from cothink import shapes
+from cothink import builtin, shapes
 from cothink.preview import parameters
 
 TINY = 4 * (4 * 128 * 128 + 3 * 128 * 384 + 2 * 128) + 128 + 357 * 128
@@ -15,7 +15,7 @@ TINY = 4 * (4 * 128 * 128 + 3 * 128 * 384 + 2 * 128) + 128 + 357 * 128
 
 def test_the_builtin_model_has_as_many_weights_as_its_files_hold():
     assert TINY == 898_816
-    assert shapes.shape("builtin:tiny").parameters == TINY == parameters(shapes.local("builtin:tiny"))
+    assert shapes.shape("builtin:tiny").parameters == TINY == parameters(builtin.path())
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_a_model_in_the_hub_cache_is_read_from_there(monkeypatch, tmp_path):
         shapes.shape("some/model")
     place = tmp_path / "models--some--model" / "snapshots" / "abc"
     place.mkdir(parents=True)
-    config = json.loads((shapes.local("builtin:tiny") / "config.json").read_text())
+    config = json.loads((builtin.path() / "config.json").read_text())
     (place / "config.json").write_text(json.dumps(config | {"vocab_size": 358}))
     assert shapes.shape("some/model").parameters == TINY + 128
 
