@@ -1,4 +1,4 @@
-"""A stand-in for Ray, with the names that the engine uses: actors are threads of this process, arguments are copied.
+"""A stand-in for Ray, with the names that the engine uses: actors live in this process, arguments are copied.
 
 `Actor.end` kills one: what it is asked from then on, and what it was doing, fails as in Ray.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import pickle
 import sys
 import threading
@@ -47,8 +48,6 @@ class Actor:
 
     def __init__(self, kind: type, options: dict):
         self.inside, self.options, self.alive, self.open = kind(), options, True, []
-        self.loop = asyncio.new_event_loop()
-        threading.Thread(target=self.loop.run_forever, daemon=True).start()
         Actor.made.append(self)
 
     def __getattr__(self, name: str) -> Method:
@@ -70,7 +69,7 @@ class Actor:
                 cause = error
                 _tell(told, lambda: told.set_exception(RayTaskError(cause)))
 
-        asyncio.run_coroutine_threadsafe(run(), self.loop)
+        asyncio.run_coroutine_threadsafe(run(), _loop())
         return Ref(told)
 
     def end(self) -> None:
@@ -78,6 +77,14 @@ class Actor:
         self.alive = False
         for told in self.open:
             _tell(told, lambda told=told: told.set_exception(RayActorError("pid: 4\nWorker exit detail: killed")))
+
+
+@functools.cache
+def _loop() -> asyncio.AbstractEventLoop:
+    """One thread for all actors: transformers cannot load two models at once in one process."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, daemon=True).start()
+    return loop
 
 
 def _tell(told: Future, say: Any) -> None:
