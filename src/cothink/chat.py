@@ -158,8 +158,8 @@ class TemplateCodec:
         # A token matched after normalisation may be written in another case by a content.
         literals = [f"(?i:{re.escape(t.content)})" if t.normalized else re.escape(t.content) for t in special]
         self._lookalike = re.compile("|".join([*literals, _GUARD]))
-        # Tokens with lstrip or rstrip swallow the white space beside them.
-        edges = [r"\s*" * t.lstrip + literal + r"\s*" * t.rstrip for t, literal in zip(special, literals)]
+        # Tokens with lstrip or rstrip swallow the white space beside them, looked at from its start alone.
+        edges = [r"(?<!\s)\s*" * t.lstrip + literal + r"\s*" * t.rstrip for t, literal in zip(special, literals)]
         self._special = re.compile("|".join(edges) or r"(?!)")
 
         self.folds_system = False

@@ -108,6 +108,22 @@ DIFFERENT = {
         ("3", "3 or 4"),
         ("100", "100 squared"),
         ("7", "7 less 1"),
+        ("5", r"5\text{ squared}"),
+        ("3", r"3\text{ million}"),
+    ],
+    "relations, negations and dots": [
+        ("5", r"\ge 5"),
+        ("5", r"\ne 5"),
+        ("5", r"\neg 5"),
+        ("5", r"\not= 5"),
+        ("5", "!=5"),
+        ("5", ">5"),
+        ("5", r"\leqslant 5"),
+        ("x", r"\neq x"),
+        (r"\frac{1}{2}", r"\lt\frac{1}{2}"),
+        ("0.3", "0.3..."),
+        ("0.3", r"0.3\ldots"),
+        ("0.3", r"0.\overline{3}"),
     ],
     "bases, letters, variables": [
         ("101_2", "101_3"),
@@ -139,12 +155,27 @@ DIFFERENT = {
 }
 
 SAME = {
-    "percent": [(r"50\%", "50"), (r"12.5\%", "12.5%"), ("0.5", r"50\%")],
-    "sets": [(r"\{1,2\}", r"\{2,1\}"), ("3, 5", "5, 3"), (r"\pm 2", "2, -2"), ("1,2", r"\{1,2\}")],
+    "percent": [
+        (r"50\%", "50"),
+        (r"12.5\%", "12.5%"),
+        ("0.5", r"50\%"),
+        (r"\frac{1}{4}", r"25\%"),
+        ("7", "7%"),
+    ],
+    "sets": [
+        (r"\{1,2\}", r"\{2,1\}"),
+        ("3, 5", "5, 3"),
+        (r"\pm 2", "2, -2"),
+        ("1,2", r"\{1,2\}"),
+        (r"x=1 \text{ or } x=2", "1,2"),
+    ],
     "intervals": [
         (r"\left[1,2\right)", "[1, 2)"),
         (r"[2,3]\cup[0,1]", r"[0,1]\cup[2,3]"),
         ("(1,2)", r"(1,\frac{4}{2})"),
+        ("(3,4)", r"\left(3,\ 4\right)"),
+        (r"4 \text{ and } 5", "4, 5"),
+        (r"x \in [0,1)", "[0,1)"),
     ],
     "powers": [
         ("8", "2^3"),
@@ -155,12 +186,22 @@ SAME = {
         ("n!", "n!"),
         ("5", r"5\!"),
         ("x^2-1", "(x-1)(x+1)"),
+        ("0.01", "10^{-2}"),
+        ("2^{3x}", "8^x"),
+        ("4", r"\sqrt{16}"),
+        ("3", r"\log_2 8"),
+        (r"\frac{7!}{2}", "2520"),
     ],
     "fractions": [
         ("0.5", r"\frac12"),
         ("1.5", r"1\frac{1}{2}"),
         ("3/4", "0.75"),
         (r"\frac{\sqrt3}{3}", r"\frac{1}{\sqrt3}"),
+        (r"\frac{2}{3}", r"\frac{4}{6}"),
+        (r"-\frac{1}{2}", r"\frac{-1}{2}"),
+        ("1000000", "1{,}000{,}000"),
+        ("3.0", "3"),
+        ("-5", "−5"),
     ],
     "units": [
         ("5", r"5\text{ cm}"),
@@ -169,6 +210,17 @@ SAME = {
         ("1000", "1,000"),
         ("7", "x=7"),
         ("36", "36 square inches"),
+        ("60", r"60\text{ minutes}"),
+        ("15", r"\$15.00"),
+    ],
+    "relations": [("x>3", "3<x"), ("y=2x+1", "y=1+2x"), (r"x\ge 5", r"x\geq 5")],
+    "symbols and matrices": [
+        ("xy", "yx"),
+        ("n+1", "1+n"),
+        (r"2\pi", r"\pi\cdot 2"),
+        (r"\infty", r"+\infty"),
+        (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{bmatrix}1\\2\end{bmatrix}"),
+        (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}"),
     ],
     "letters and bases": [(r"\text{(A)}", "A"), ("C", "(C)"), ("101_2", "101"), ("101_{2}", "101_2"), ("11_4", "12_3")],
 }
@@ -197,6 +249,28 @@ TEXTS = [
     ("(3,4)", r"\boxed{4,3}"),
     ("(3,4)", r"\boxed{3}"),
     ("24", r"\boxed{4! + 1}"),
+    ("5", "so x = 5."),
+    ("5", "#### 5"),
+    ("5", r"\boxed{4} 5"),
+    ("5", r"\boxed 5"),
+    ("5", r"\text{boxed}{5}"),
+    ("5", r"\boxed{５}"),
+    ("5", "\\boxed{\u202e5}"),
+]
+
+# These state it: twice, after another one, in a box within a box, at the end of an equation, behind a marker.
+STATED = [
+    ("5", r"\boxed{5}. Again: \boxed{5}"),
+    ("5", r"First \boxed{4}, no: \boxed{5}"),
+    ("5", r"\boxed{\boxed{5}}"),
+    ("5", r"\boxed{x = 5}"),
+    ("5", r"\boxed{2+3=5}"),
+    ("5", "Final Answer: 5"),
+    ("5", "\\boxed{4}\nFinal Answer: 5"),
+    ("5", r"Final Answer: \boxed{5}"),
+    ("5", "**Final Answer:** $5$"),
+    ("12", r"so $x=\boxed{12}$."),
+    ("(3,4)", r"\boxed{(3,\,4)}"),
 ]
 
 
@@ -205,7 +279,7 @@ def word(gold: str, text: str) -> str:
 
 
 def test_there_are_enough():
-    assert len(WRONG) >= 100 and len(RIGHT) >= 25
+    assert len(WRONG) >= 120 and len(RIGHT) >= 50
 
 
 @pytest.mark.parametrize(("kind", "one", "two"), WRONG, ids=lambda x: x[:24])
@@ -215,7 +289,12 @@ def test_different_answers_do_not_pass_for_one_another(kind, one, two):
 
 @pytest.mark.parametrize(("kind", "one", "two"), RIGHT, ids=lambda x: x[:24])
 def test_equal_answers_pass(kind, one, two):
-    assert word(one, rf"\boxed{{{two}}}") == "right"
+    assert (word(one, rf"\boxed{{{two}}}"), word(two, rf"\boxed{{{one}}}")) == ("right", "right")
+
+
+@pytest.mark.parametrize(("gold", "text"), STATED)
+def test_texts_that_state_the_answer(gold, text):
+    assert word(gold, text) == "right"
 
 
 @pytest.mark.parametrize(("gold", "text"), TEXTS)

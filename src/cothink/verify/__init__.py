@@ -308,8 +308,10 @@ def _grade_number(kind: str, gold: str, found: Found) -> Verdict | Job:
 
 
 def _in_other_words(kind: str, gold: str, found: Found) -> Verdict | Job | None:
-    """What algebra would drop in silence: a factorial's mark, the base of a number."""
+    """What algebra would drop in silence: a relation before a value, a factorial's mark, the base of a number."""
     answer = found.text
+    if exact.adds(gold, answer) or exact.adds(answer, gold):
+        return Verdict("wrong", answer=answer[:200])
     bases = exact.based(gold), exact.based(answer)
     if bases[0] is not None and bases[1] is not None:
         return Verdict("right" if bases[0] == bases[1] else "wrong", answer=answer)

@@ -35,6 +35,10 @@ _BASED = re.compile(r"\(?([0-9A-Za-z]{1,64})\)?_\{?(?:\\text\{)?([0-9]{1,2})\}{0
 _THIN = re.compile(r"\\!")
 _FACTORIAL = re.compile(r"(?<![\w.)}!])([0-9]|1[0-9]|20)!(?![!=])")
 _BANG = re.compile(r"!(?!=)")
+_RELATION = re.compile(
+    r"\\(?:neq?|not|neg|lnot|geq?|geqslant|gt|leq?|leqslant|lt|in|equiv|implies)(?![A-Za-z])|!=|[<>≤≥≠¬∈]"
+)
+_DOTS = re.compile(r"\\(?:[lc]?dots|dotsc)(?![A-Za-z])|…|\.{3}")
 _SPACES = re.compile(r"\s+|\\(?:left|right)(?![A-Za-z])|\\[!,;: ]")
 
 
@@ -88,6 +92,19 @@ def based(text: str) -> int | None:
         return int(found[1], int(found[2])) if found else None
     except ValueError:  # `x_1`, or digits that the base does not have
         return None
+
+
+def adds(gold: str, answer: str) -> bool:
+    r"""Whether an answer holds what algebra drops in silence, and the gold nothing of the kind.
+
+    A relation with nothing on its left (`\ne 5`), dots (`0.3...`), a word that changes the value (`5\text{ squared}`).
+    """
+    if _RELATION.match(answer.lstrip("$ ")) and not _RELATION.search(gold):
+        return True
+    if _DOTS.search(answer) and not _DOTS.search(gold):
+        return True
+    words = [word for text in _WRAPPED.findall(answer) for word in _WORD.findall(text.lower())]
+    return any(word in _NOT_UNITS - {"or", *_WORD.findall(gold.lower())} for word in words)
 
 
 def last_number(text: str) -> str | None:

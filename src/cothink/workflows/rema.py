@@ -195,11 +195,11 @@ class _Table:
         return action.output or None if action else None
 
     def _show(self, name: str):
-        """Only the finisher's tag means something: anyone else's is cut from what the others see."""
+        """Only the finisher's tag means something: anyone else's ends what the others see, as it ends generation."""
         tag = self.tag
         if tag is None or name == self.finisher:
             return None
-        return lambda text: text.replace(tag, "").rstrip() if tag in text else text
+        return lambda text: text.partition(tag)[0].rstrip() if tag in text else text
 
     def _overflow(self, name: str, round: int, max_context: int) -> Finish:
         if round == 0 and name == self.order[0]:
