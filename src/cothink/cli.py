@@ -61,12 +61,23 @@ def run(
 
 
 @app.command()
-def check(recipe: RecipeFile, overrides: Overrides = None) -> None:
-    """Say in words what a recipe would do, without loading a model."""
-    from cothink import preview
+def check(
+    recipe: RecipeFile,
+    overrides: Overrides = None,
+    memory: Annotated[str | None, typer.Option(metavar="SIZE", help="Does it fit a GPU of 80GB, say?")] = None,
+    processes: Annotated[int, typer.Option(min=1, help="Of one run, with a GPU of that memory each.")] = 1,
+) -> None:
+    """Say in words what a recipe would do and what memory it takes, without loading a model."""
+    from cothink import fit, preview
     from cothink.recipe import Recipe
 
-    for line in preview.lines(Recipe.load(recipe, overrides or ())):
+    try:
+        device = None if memory is None else fit.Device(fit.size(memory), processes=processes)
+    except ValueError as error:
+        raise typer.BadParameter(f"--memory {error}") from None
+    if device is None and processes > 1:
+        raise typer.BadParameter("--processes says how many a memory is for: write --memory 80GB beside it")
+    for line in preview.lines(Recipe.load(recipe, overrides or ()), device):
         typer.echo(visible(line))
     typer.echo("ok")
 

@@ -12,19 +12,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from cothink import credit_rules, rules, schedule_rules, seating, suites, wiring
+from cothink import credit_rules, fit, rules, schedule_rules, seating, suites, wiring, workload
 from cothink.conversations import NotHere
 from cothink.evaluate_rules import QUESTIONS, SUBSETS
 from cothink.parts import DPO, RL, SFT, Block, Collect, Evaluate
 from cothink.recipe import Recipe
 from cothink.resolve import Problem, RecipeError, bind, effective, resolve
 from cothink.sft_rules import passes, taught
+from cothink.shapes import ShapeError
 from cothink.tasks import DataError, data_root, report
 from cothink.types import Episode, Role, Task
+from cothink.workload import CHARACTERS
 
 PLACEHOLDER = Task("check/0", "(a question of this data set)", "(its answer)")
-CHARACTERS = 4
-"""Characters of a token, for estimates: no tokenizer is loaded by a check."""
+UNKNOWN = 400
+"""Characters of a question in data that is not here."""
 SHOWN = 6
 """Turns of the scripted episode that are printed at most."""
 
@@ -47,8 +49,8 @@ class Calls:
     tokens: int
 
 
-def lines(recipe: Recipe) -> Iterator[str]:
-    """The whole preview, line by line."""
+def lines(recipe: Recipe, device: fit.Device | None = None) -> Iterator[str]:
+    """The whole preview, line by line; raises RecipeError at its end where the recipe does not fit on a `device`."""
     data = {name: _data(recipe, name) for name in recipe.tasks}
     first = next(iter(data.values())).first
     most = _most(recipe, first)
@@ -71,6 +73,41 @@ def lines(recipe: Recipe) -> Iterator[str]:
         yield "without effect: " + "; ".join(f"{p.what} ({p.code})" for p in findings.inert)
     yield "one episode, played by a script:"
     yield from transcript(play(recipe, first)[0])
+    yield from _fits(recipe, data, device)
+
+
+def _fits(recipe: Recipe, data: Mapping[str, Data], device: fit.Device | None) -> Iterator[str]:
+    """What a process needs of memory, and where a device is named, whether it has that."""
+    work = workload.Work(_chats(recipe, data), {name: found.rows for name, found in data.items()})
+    try:
+        found = fit.moments(recipe, work, device or fit.Device())
+    except ShapeError as error:
+        if device is not None:
+            raise RecipeError(Problem("policies", str(error))) from error
+        yield f"memory: {error}"
+        return
+    if device is None:
+        yield fit.line(recipe, found)
+        return
+    yield from fit.table(recipe, found, device)
+    problems = fit.problems(recipe, work, device)
+    if problems:
+        raise RecipeError(*problems)
+
+
+def _chats(recipe: Recipe, data: Mapping[str, Data]) -> list[workload.Chat]:
+    """The chats of a play of the recipe's team in which every answer is as long as it may be."""
+    learned = next((s.on for s in recipe.stages if isinstance(s, RL)), next(iter(data)))
+    found, roles = data[learned], recipe.roles()
+    task = replace(found.first, question="?" * max(1, round(found.characters or UNKNOWN)))
+    if found.first is PLACEHOLDER:
+        task = replace(task, meta={key: f"(the {key} of this task)" for key in wiring.needs(recipe)})
+
+    def calls(letter: str) -> list[Any]:
+        block = recipe.team.workflow
+        return _played(recipe, task, block, roles, lambda c: letter * (CHARACTERS * c.sampling.max_tokens))[1]
+
+    return workload.chats(calls("x"), calls("y"), workload.longest(recipe))
 
 
 def play(recipe: Recipe, task: Task, *, finish: bool = True) -> tuple[Episode, list[Any]]:
