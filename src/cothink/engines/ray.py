@@ -9,6 +9,7 @@ import re
 import signal
 import sys
 import threading
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -95,7 +96,8 @@ class RayEngine:
         self._bundle = ray.put(ray_worker.bundle(self.policies))
         self._parcels: dict[str, Any] = {}
         self._orders = self._stale = 0
-        self.pool = Pool(self._start, workers, lambda text: self.say(f"engine ray: {text}"))
+        me = weakref.proxy(self)  # the workers end with the engine, not when a cycle is found
+        self.pool = Pool(lambda: me._start(), workers, lambda text: me.say(f"engine ray: {text}"))
         self._first(resources)
 
     def codec(self, policy: str) -> Codec:
