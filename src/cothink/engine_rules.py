@@ -23,7 +23,8 @@ OF_THIS_PROCESS = (
 
 
 def findings(recipe: Recipe) -> Iterator[Problem]:
-    """The problems of `engine: vllm`, and of `ray` around another; `local` holds whatever the policies are."""
+    """The problems of `engine: vllm`, of `ray` around another, and of servers; `local` holds whatever policies are."""
+    yield from _outside(recipe)
     name, given = recipe.engine.name, recipe.engine.options
     if name == "ray":
         name, given = yield from _workers(given)
@@ -31,6 +32,26 @@ def findings(recipe: Recipe) -> Iterator[Problem]:
         yield from _one_model(recipe)
         yield from _options(given)
         yield from _served(recipe, given)
+
+
+def _outside(recipe: Recipe) -> Iterator[Problem]:
+    """What policies say of the servers they speak through."""
+    from cothink.engines import openai
+
+    for name, policy in recipe.policies.items():
+        where = f"policies.{name}.server"
+        if not policy.server:
+            continue
+        if not models.is_outside(policy.model):
+            yield Problem(where, f"{policy.model} is no server's model", f"nothing here (remove {where})", code="E01")
+            continue
+        try:
+            openai.fit(**bind(openai.engine, policy.server, where).keywords)  # type: ignore[attr-defined]
+        except RecipeError as error:
+            yield from error.problems
+        except ValueError as error:
+            what, _, fix = str(error).partition(": write ")
+            yield Problem(where, what, fix, code="E01")
 
 
 def _workers(given: Mapping[str, Any]) -> Generator[Problem, None, tuple[str, Mapping[str, Any]]]:

@@ -84,7 +84,10 @@ class TeamPart(Tree):
 
 
 class PolicyPart(Tree):
-    """One set of weights and its optimiser; `lora_r` None trains the full weights, `lora_alpha` defaults to 2 r."""
+    """One set of weights and its optimiser; `lora_r` None trains the full weights, `lora_alpha` defaults to 2 r.
+
+    `server`: options of an `openai:` model's engine.
+    """
 
     model: str
     learning_rate: Positive = 1e-6
@@ -99,6 +102,7 @@ class PolicyPart(Tree):
     warmup_steps: Annotated[int, Field(ge=0)] = 0
     dtype: Literal["float32", "bfloat16", "auto"] = "float32"
     gradient_checkpointing: bool = False
+    server: dict[str, Any] = Field(default_factory=dict)
 
     @model_validator(mode="before")
     @classmethod

@@ -337,7 +337,7 @@ def _idle_policies(recipe: Recipe) -> Iterator[Idle]:
     learning = {role.policy for role in recipe.team.roles.values() if role.trainable}
     for name, policy in recipe.policies.items():
         if name not in learning:
-            for key in (k for k in type(policy).model_fields if k not in ("model", "dtype")):
+            for key in (k for k in type(policy).model_fields if k not in ("model", "dtype", "server")):
                 yield Idle(("policies", name, key), "no role of this policy is trained")
         elif policy.lora_r is None:
             for key in ("lora_alpha", "lora_dropout", "target_modules"):

@@ -75,7 +75,7 @@ def assemble(recipe: Recipe, weights: Path | None = None, *, with_tasks: bool = 
         if models.is_outside(part.model):
             from cothink.engines.openai import engine
 
-            engines[name] = engine(part.model)
+            engines[name] = bind(engine, part.server, f"policies.{name}.server")(part.model)
     run, options = resolve("workflow", recipe.team.workflow.name), recipe.team.workflow.options
     both = ({}, wiring.alone(recipe.team.workflow))
     workflow, alone = (bind(run, {**options, **more}, "team.workflow") for more in both)

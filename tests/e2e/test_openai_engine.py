@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
@@ -17,10 +18,17 @@ pytest.importorskip("openai")
 
 class Server(BaseHTTPRequestHandler):
     seen: list = []  # noqa: RUF012
+    refuse: list = []  # noqa: RUF012
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.seen.append((self.path, body))
+        if self.refuse:
+            self.send_response(self.refuse.pop())
+            self.send_header("Retry-After-Ms", "20")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
         choices = [
             {
                 "index": k,
@@ -51,6 +59,7 @@ def url():
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     Server.seen.clear()
+    Server.refuse.clear()
     yield f"http://127.0.0.1:{server.server_port}/v1"
     server.shutdown()
 
@@ -106,7 +115,10 @@ def test_a_frozen_outside_role_beside_a_trained_one(url, tiny_folder, tmp_path):
                 "reasoning": {"policy": "small", "system": "solve", "max_tokens": 4},
             },
         },
-        "policies": {"big": {"model": f"openai:big@{url}"}, "small": {"model": str(tiny_folder)}},
+        "policies": {
+            "big": {"model": f"openai:big@{url}", "server": {"prices": [1.0, 2.0]}},
+            "small": {"model": str(tiny_folder)},
+        },
         "tasks": {name: {"name": "wordsums", "levels": 1, "count": 4} for name in ("train", "test")},
         "stages": [
             {"kind": "evaluate", "on": "test", "limit": 2},
@@ -117,6 +129,10 @@ def test_a_frozen_outside_role_beside_a_trained_one(url, tiny_folder, tmp_path):
     (row,) = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert row["small/updates"] == 1 and row["samples"] == 4 and "big/updates" not in row
     assert row["meta/turns"] == 4 and row["meta/tokens_per_turn"] == 7
+    # the stand-in tells 3 prompt and 7 output tokens of each request: 4 * (3 * 1 + 7 * 2) / 1e6
+    assert row["big/server_requests"] == 4 and row["big/server_cost"] == pytest.approx(68e-6)
+    served = json.loads((folder / "results.json").read_text())["evaluate-0"]["served"]
+    assert served["big/server_requests"] == 2 and served["big/server_output_tokens"] == 14
 
 
 def test_each_event_loop_has_its_own_connections(url):
@@ -129,3 +145,36 @@ def test_each_event_loop_has_its_own_connections(url):
     runs = [asyncio.run(twice()) for _ in range(5)]
     assert all(one is two for one, two in runs) and len({id(one) for one, _ in runs}) == 5
     assert len(outside._clients) == 1
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_busy_server_is_asked_again_when_it_says_and_the_repeats_are_counted(url, status):
+    outside = engine(f"openai:m@{url}")
+    Server.refuse += [status, status]
+    (done,) = ask(outside, Sampling(), 1)
+    assert done.text == "plan 0 " and len(Server.seen) == 3
+    assert outside.figures()["p/server_retries"] == 2 and outside.figures()["p/server_requests"] == 0
+    Server.refuse += [status] * 2
+    with pytest.raises(PlayError, match=f"policy p: m at .*{status}"):
+        ask(engine(f"openai:m@{url}", retries=1), Sampling(), 1)
+
+
+def test_requests_keep_their_pace(url):
+    """1,200 a minute are 50 ms apart: four of them, asked at once, end 150 ms after the first began, or later."""
+    outside, begun = engine(f"openai:m@{url}", requests_per_minute=1200), time.monotonic()
+
+    async def four():
+        chat = [Message("user", "q")]
+        await asyncio.gather(*(outside.generate("p", chat, (1,), Sampling(), 1, k) for k in range(4)))
+
+    asyncio.run(four())
+    assert time.monotonic() - begun >= 0.15 and len(Server.seen) == 4
+
+
+def test_a_play_that_cannot_be_paid_fails_with_the_setting_to_change(url):
+    outside = engine(f"openai:m@{url}", prices=(0.0, 1e6), max_cost=8.0)  # each request costs 7
+    ask(outside, Sampling(), 1)
+    ask(outside, Sampling(), 1)
+    with pytest.raises(PlayError, match=r"14 spent, and max_cost allows 8; write a larger server\.max_cost"):
+        ask(outside, Sampling(), 1)
+    assert len(Server.seen) == 2

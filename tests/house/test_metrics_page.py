@@ -17,6 +17,8 @@ RARE = {
     "solo/accuracy", "solo/gain", "POLICY/offpolicy_fraction", "POLICY/ROLE/offpolicy_fraction",
     "action/NAME/level", "action/NAME/share", "action/NAME/count",
     "engine/workers_lost", "engine/asked_again", "engine/staleness",
+    "POLICY/server_requests", "POLICY/server_retries", "POLICY/server_prompt_tokens", "POLICY/server_output_tokens",
+    "POLICY/server_cost",
     "accuracy_low", "accuracy_high", "reward_low", "reward_high", "ROLE/reward_low", "ROLE/reward_high",
 }  # fmt: skip
 """Keys of things that do not happen in these runs; other tests make them happen."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from cothink.chat import Codec, InternCodec
 from cothink.engines import replies
+from cothink.engines.billing import Bill, Pace
 from cothink.types import UNKNOWN_ID, Completion, Message, PlayError, Sampling
 
 
@@ -19,7 +20,9 @@ class OpenAIEngine:
     The context limit of a workflow therefore counts messages and generated tokens for such a role.
     """
 
-    def __init__(self, model: str, url: str | None, key: str | None, timeout: float, retries: int):
+    def __init__(
+        self, model: str, url: str | None, key: str | None, timeout: float, retries: int, pace: Pace, bill: Bill
+    ):
         try:
             from openai import AsyncOpenAI, OpenAIError
         except ImportError:
@@ -27,6 +30,8 @@ class OpenAIEngine:
         self.model, self._url, self._error = model, url or "the default server", OpenAIError
         self._make = lambda: AsyncOpenAI(base_url=url, api_key=key, timeout=timeout, max_retries=retries)
         self._clients: dict[Any, Any] = {}
+        self._pace, self._bill = pace, bill
+        self.figures = bill.figures
         self._codec = InternCodec()
 
     def codec(self, policy: str) -> Codec:
@@ -48,6 +53,8 @@ class OpenAIEngine:
         """See `Engine`; top_k is not part of the protocol and is refused."""
         if sampling.top_k:
             raise PlayError(f"policy {policy}: an openai: server knows no top_k; remove it from the role")
+        await self._pace.turn()
+        self._bill.allow()
         try:
             asked = self._client().chat.completions.with_streaming_response.create(
                 model=self.model,
@@ -60,9 +67,10 @@ class OpenAIEngine:
                 **({"stop": list(sampling.stop)} if sampling.stop else {}),
                 **({"response_format": _format(sampling.schema)} if sampling.schema is not None else {}),
             )
-            reply = await replies.read(asked)
+            reply, retried = await replies.read(asked)
         except (self._error, replies.Unreadable) as error:
             raise PlayError(f"policy {policy}: {self.model} at {self._url}: {error}") from error
+        self._bill.add(policy, getattr(reply, "usage", None), retried)
         share, rest = divmod(replies.spent(reply, sampling, n), n)
         done = []
         for k, choice in enumerate(reply.choices):
@@ -92,9 +100,42 @@ def _format(schema: str) -> Any:
     return {"type": "json_schema", "json_schema": {"name": "answer", "strict": True, "schema": json.loads(schema)}}
 
 
-def engine(name: str, *, timeout: float = 120.0, retries: int = 3) -> OpenAIEngine:
-    """The engine of `openai:MODEL@URL`, or of the default server without URL; the key is OPENAI_API_KEY."""
+def engine(
+    name: str,
+    *,
+    timeout: float = 120.0,
+    retries: int = 3,
+    requests_per_minute: float | None = None,
+    prices: tuple[float, float] | None = None,
+    max_cost: float | None = None,
+) -> OpenAIEngine:
+    """The engine of `openai:MODEL@URL`, or of the default server without URL; the key is OPENAI_API_KEY.
+
+    `timeout` is of one request, in seconds. Requests that a busy or failing server refuses are repeated up to `retries`
+    times, as late as it asks for, or after twice as long each time. `prices`: of a million prompt tokens and of a
+    million output tokens; `max_cost`: the most that this process may spend, in the same currency.
+    """
     model, _, url = name.removeprefix("openai:").partition("@")
     if not model:
         raise ValueError(f"{name!r} names no model; write openai:MODEL@http://host:port/v1")
-    return OpenAIEngine(model, url or None, os.environ.get("OPENAI_API_KEY", "none"), timeout, retries)
+    fit(timeout, retries, requests_per_minute, prices, max_cost)
+    key = os.environ.get("OPENAI_API_KEY", "none")
+    return OpenAIEngine(model, url or None, key, timeout, retries, Pace(requests_per_minute), Bill(prices, max_cost))
+
+
+def fit(
+    timeout: float = 120.0,
+    retries: int = 3,
+    requests_per_minute: float | None = None,
+    prices: tuple[float, float] | None = None,
+    max_cost: float | None = None,
+) -> None:
+    """Raises ValueError for options of `engine` that mean nothing."""
+    if timeout <= 0 or retries < 0:
+        raise ValueError(f"timeout {timeout:g}, retries {retries}: write a timeout above 0 and retries of 0 or more")
+    if requests_per_minute is not None and requests_per_minute <= 0:
+        raise ValueError(f"requests_per_minute {requests_per_minute:g}: write more than 0, or leave it out")
+    if prices is not None and (len(prices) != 2 or min(prices) < 0):
+        raise ValueError(f"prices {list(prices)}: write two, of a million prompt tokens and of a million output tokens")
+    if max_cost is not None and (prices is None or max_cost <= 0):
+        raise ValueError(f"max_cost {max_cost:g}: write more than 0, and prices: [PROMPT, OUTPUT] beside it")

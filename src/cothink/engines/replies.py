@@ -17,12 +17,15 @@ class Unreadable(PlayError):
     """A reply that is too long, breaks off, or is no answer."""
 
 
-async def read(asked: Any) -> Any:
-    """The reply to `chat.completions.with_streaming_response.create(...)`; raises Unreadable."""
+async def read(asked: Any) -> tuple[Any, int]:
+    """The reply to `chat.completions.with_streaming_response.create(...)`, and how often it was repeated.
+
+    Raises Unreadable.
+    """
     from openai.types.chat import ChatCompletion
 
     async with asked as arriving:
-        data = await _received(arriving)
+        data, retried = await _received(arriving), int(getattr(arriving, "retries_taken", 0))
     try:
         reply = ChatCompletion.construct(**json.loads(data))
     except (ValueError, TypeError, RecursionError) as error:
@@ -30,7 +33,7 @@ async def read(asked: Any) -> Any:
     choices = getattr(reply, "choices", None)
     if not isinstance(choices, list) or not all(isinstance(_said(c), str | None) for c in choices):
         raise Unreadable("the reply holds no choices with a text")
-    return reply
+    return reply, retried
 
 
 async def _received(arriving: Any) -> bytes:

@@ -16,6 +16,7 @@ from cothink.resolve import bind, resolve
 from cothink.session import Session
 from cothink.stages import teamwork
 from cothink.stages.answers import Answers, Row, ask
+from cothink.stages.playing import engine_figures
 from cothink.stages.progress import bar
 from cothink.stages.reports import markdown, percent
 from cothink.stages.summary import Questions, summarise
@@ -50,6 +51,8 @@ async def evaluate(session: Session, stage: Evaluate, index: int) -> dict[str, A
             )  # fmt: skip
     values["on"] = stage.on if stage.suite is None else stage.suite
     values |= await _analysed(session, stage, sets, rows)
+    if served := engine_figures(session, outside=True):
+        values["served"] = served
     if session.run is not None:
         session.run.result(label, values)
         if len(sets) > 1 or stage.episodes_per_task > 1 or stage.diagnose:

@@ -80,9 +80,10 @@ def afresh(session: Session) -> None:
             forget()
 
 
-def engine_figures(session: Session) -> dict[str, float]:
-    """What engines count about themselves since they were last asked."""
-    engines = {id(e): e for e in session.engines.values()}.values()
+def engine_figures(session: Session, outside: bool = False) -> dict[str, float]:
+    """What engines count about themselves since they were last asked; `outside`: those of servers alone."""
+    asked = [e for name, e in session.engines.items() if not (outside and name in session.policies)]
+    engines = {id(e): e for e in asked}.values()
     return {key: value for e in engines if hasattr(e, "figures") for key, value in e.figures().items()}
 
 
