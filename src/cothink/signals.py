@@ -166,9 +166,9 @@ class Watch:
                 for key, subject in self._subjects(signal):
                     if key in fresh and self._applies(signal, memory):
                         found += [_milder(signal, f, falling) for f in self._judge(signal, subject, key, memory)]
-        found = [f for f in found if memory.quiet.get(f.signal, 0) < step or f.limit == math.inf]
-        if any(f.back for f in found):
+        if any(f.back for f in found):  # one that is not heard again yet is ill all the same: no state to go back to
             memory.warned = step
+        found = [f for f in found if memory.quiet.get(f.signal, 0) < step or f.limit == math.inf]
         return sorted(found, key=lambda f: f.level != "stop")
 
     def _remember(self, figures: Mapping[str, Any], memory: Memory) -> set[str]:

@@ -163,6 +163,12 @@ def test_a_good_state_is_one_that_stays_near_its_best():
     assert not healthy(80, memory, 20) and healthy(85, memory, 20)
 
 
+def test_a_state_in_which_an_ignored_signal_speaks_is_no_good_one():
+    memory, watch = Memory(quiet={"void": 99}), Watch(["meta"], ["main"])
+    said = [watch.see(step, figures, memory) for step, figures in enumerate(turning(**{"meta/void": 0.1}), 1)]
+    assert not any(said) and not healthy(80, memory, 20)
+
+
 def test_measures_by_hand():
     series = [1.0] * 10 + [2.0, 0.5]
     assert measured("rise", series)[-2:] == [1.0, -0.5]
@@ -171,4 +177,7 @@ def test_measures_by_hand():
     assert measured("start", [2.0, *[1.0] * 10])[-1] == pytest.approx(1 / 1.1)
     assert measured("best", [0.2, 0.4, 0.3]) == [1.0, 1.0, pytest.approx(0.75)]
     assert measured("mean", series)[-1] == pytest.approx(1.05)
+    assert measured("few", [2.0, 1.0, 1.0, 1.0, 0.0, 0.5]) == [*[None] * 5, pytest.approx(3.5 / 5)]
+    # broken at step 13: the line falls by a tenth of itself a step, and the 4th is more than the swings explain
+    assert measured("drop", [0.6, 0.8] * 6 + [0.0] * 4) == [*[None] * 5, pytest.approx(1 - 0.9**4)]
     assert measured("rise", [1.0] * 10) == [None] * 10  # a start value needs ten steps
