@@ -41,3 +41,23 @@ def test_a_team_learns_from_what_vllm_sampled(tmp_path, changes):
     # Sampled with the weights of each step itself: with those of the step before, the gap would be 1000 times as large.
     assert len(gaps) >= 2 and 0 < max(gaps) < 1e-4
     assert sum(row.get("meta/updates", 0) for row in steps) >= 2
+
+
+def test_greedy_transcripts_of_a_team_are_those_of_the_local_engine(tmp_path):
+    """The same seed and recipe through both engines: every turn of every episode, token by token."""
+    recipe = tmp_path / "short.yaml"
+    recipe.write_text(RECIPE)
+    changes = ["~stages.0", "stages.0.temperature=0", "tasks.test.count=16", "~tasks.train"]
+    changes += [f"~policies.{name}.learning_rate" for name in ("meta", "reasoning")]
+
+    def turns(out, *more):
+        folder = cothink.run(recipe, [*changes, *more], out=tmp_path / out).folder
+        rows = [
+            json.loads(line) for file in folder.glob("episodes/*/*.jsonl") for line in file.read_text().splitlines()
+        ]
+        return {
+            (row["id"], t["id"]): (t["text"], t["tokens"], t["finish_reason"]) for row in rows for t in row["turns"]
+        }
+
+    with_vllm = turns("vllm")
+    assert len(with_vllm) == 32 and with_vllm == turns("local", "engine=local")
