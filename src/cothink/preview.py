@@ -19,7 +19,7 @@ from cothink.parts import DPO, RL, SFT, Block, Collect, Evaluate
 from cothink.recipe import Recipe
 from cothink.resolve import Problem, RecipeError, bind, effective, resolve
 from cothink.sft_rules import passes, taught
-from cothink.shapes import ShapeError
+from cothink.shapes import ShapeError, local, shape
 from cothink.tasks import DataError, data_root, report
 from cothink.types import Episode, Role, Task
 from cothink.workload import CHARACTERS
@@ -345,8 +345,11 @@ def _memory(policy: Any) -> str:
     if models.is_outside(policy.model):
         return "frozen, behind a server"
     method = "full weights" if policy.lora_r is None else f"LoRA r {policy.lora_r}"
-    folder = _folder(policy.model)
-    count = parameters(folder) if folder else None
+    try:
+        count = shape(policy.model).parameters
+    except ShapeError:
+        folder = local(policy.model)
+        count = parameters(folder) if folder else None
     if count is None:
         return f"{method}, size known once it is loaded"
     width = 2 if policy.dtype == "bfloat16" and policy.lora_r is not None else 4  # full weights stay float32
@@ -354,16 +357,6 @@ def _memory(policy: Any) -> str:
     # AdamW keeps two moments beside the gradient, all in the type of the weights.
     training = f", {_bytes(4 * weights)} with gradients and AdamW" if policy.lora_r is None else " plus the adapter"
     return f"{method}, {_number(count)} parameters, {_bytes(weights)}{training}"
-
-
-def _folder(model: str) -> Path | None:
-    from cothink import builtin, models
-
-    if model.startswith("builtin:"):
-        return builtin.path()
-    if model == models.SMOLLM2:
-        return models.cache_root() / models.SMOLLM2
-    return Path(model).expanduser() if model.startswith((".", "/", "~")) else None
 
 
 def parameters(folder: Path) -> int | None:
